@@ -451,6 +451,263 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_wait(struct hdl_window *window
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
                                                  int64_t timeout_us);
 
+/* --------------------------------------------------------------- mixture of experts */
+
+/*
+ * Exchange of token rows with the ranks that hold their experts. R = capacity of the group,
+ * E = num_experts, L = experts of this rank, T = tokens of this rank in this step,
+ * M = max_tokens, k = top_k, H = hidden, S = R / dp_size = sources of rows.
+ *
+ * A step is dispatch, the caller's expert computation, combine. All ranks take part in every
+ * step, also without tokens. A row crosses between two ranks once, however many of its
+ * experts live there. Same inputs give the same bytes in the same order, on every transport
+ * and device. Steps take no op numbers and are independent of collectives.
+ *
+ * One thread at a time may be inside the functions of one exchange.
+ */
+struct hdl_moe;
+
+/* Order of the rows that dispatch delivers; sources, then tokens ascending everywhere. */
+enum hdl_moe_layout {
+    HDL_MOE_EXPERT_3D = 0, /* [L][S*M][H], the rows of each expert packed at the front */
+    HDL_MOE_EXPERT_FLAT,   /* [rows][H], each expert begins at a multiple of `align` */
+    HDL_MOE_RANK_MAJOR,    /* one row for each (source, token) that chose an expert of mine */
+    HDL_MOE_INDEXED        /* as RANK_MAJOR, with the row numbers of each expert */
+};
+
+/*
+ * What a row becomes on the way. FP8 = e4m3 with one scale for 128 elements (the last group
+ * may be short): amax over the finite elements, at least 1e-4; scale = amax / 448,
+ * data = x * (448 / amax), nearest even, saturated. POW2: scale rounded up to a power of two.
+ * UE8M0: that power as its biased exponent, one byte. dtype HDL_F8E4M3 = the rows are
+ * quantised already: PLAIN has no scales, FP8 and POW2 carry f32, UE8M0 bytes, unchanged.
+ */
+enum hdl_moe_format {
+    HDL_MOE_PLAIN = 0,
+    HDL_MOE_FP8,
+    HDL_MOE_FP8_POW2,
+    HDL_MOE_FP8_UE8M0
+};
+
+/* Type of a contribution between ranks in combine. */
+enum hdl_moe_wire {
+    HDL_MOE_WIRE_ROW = 0, /* combine_dtype */
+    HDL_MOE_WIRE_F32,
+    HDL_MOE_WIRE_FP8 /* as HDL_MOE_FP8, scale division included */
+};
+
+struct hdl_moe_opts {
+    size_t size;
+    int32_t num_experts; /* E, 1 to 4096 */
+    int32_t top_k;       /* k, 1 to 64, at most E */
+    int32_t hidden;      /* H >= 1; for opaque rows their bytes */
+    int32_t max_tokens;  /* M >= 1, equal on all ranks */
+    enum hdl_dtype dtype; /* of the rows given: HDL_BF16 (also 0), HDL_F16, HDL_F32,
+                             HDL_F8E4M3, or HDL_U8 = opaque bytes, which have no combine */
+    enum hdl_moe_format format;
+    enum hdl_dtype combine_dtype; /* of expert outputs and results: HDL_BF16, HDL_F16,
+                                     HDL_F32; 0 = dtype, for HDL_F8E4M3 HDL_BF16 */
+    enum hdl_moe_wire combine_wire;
+    enum hdl_moe_layout layout;
+    int32_t align;      /* EXPERT_FLAT: default 1 */
+    bool zero_padding;  /* EXPERT_FLAT: padding rows are set to zero */
+    bool exact;         /* one contribution per (token, expert), summed by the owner */
+    bool late_weights;  /* weights may come with combine instead of dispatch */
+    int32_t lanes;      /* steps that may be open at once, default 2, at most 16 */
+    int32_t dp_size;    /* g neighbouring ranks hold the same tokens; default 1, R % g == 0 */
+    /* Which experts a rank holds: expert_counts [R], expert_ids the lists one after another,
+     * each ascending. An expert may have several holders; a rank may have none. NULL =
+     * E / R each, contiguous. */
+    const int32_t *expert_counts;
+    const int32_t *expert_ids;
+    int64_t timeout_us; /* of creation; 0 = 60 s */
+};
+
+/* What an exchange needs and how large its outputs are. */
+struct hdl_moe_sizes {
+    size_t size;
+    uint64_t arena_bytes;          /* shared memory of a rank, combine buffers included */
+    uint64_t combine_buffer_bytes; /* of one lane: next_combine_buffer */
+    uint64_t combine_buffer_elements;
+    uint64_t out_rows;      /* capacity of hdl_moe_received.rows in rows */
+    uint64_t index_entries; /* capacity of hdl_moe_received.row_numbers */
+    uint64_t row_elements;  /* H */
+    uint64_t row_bytes;     /* of one delivered row */
+    uint64_t scale_bytes;   /* of the scales of one delivered row, 0 = none */
+};
+
+/*
+ * Exact sizes for `num_ranks` ranks; allocates nothing. HDL_EINVAL as hdl_moe_create;
+ * a size beyond 63 bits is HDL_EINVAL naming the parameters, never a wrapped value.
+ */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_size_hint(const struct hdl_moe_opts *opts,
+                                                         int32_t num_ranks,
+                                                         struct hdl_moe_sizes *sizes);
+
+/*
+ * Collective of the group. Options are compared: a difference is HDL_ECONFIG on all ranks,
+ * naming the field, both values and both ranks. HDL_EINVAL: a value out of range, k > E,
+ * E % R != 0 without a map, an expert without a holder, an id listed twice or not ascending.
+ * HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes. The group must outlive the exchange.
+ */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_create(struct hdl_group *group,
+                                                      const struct hdl_moe_opts *opts,
+                                                      struct hdl_moe **moe);
+/* Local; open steps are dropped. NULL is legal. */
+HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
+/* L, experts of this rank. */
+HDL_API int32_t hdl_moe_local_experts(const struct hdl_moe *moe);
+
+/* One step, from its dispatch to its combine: a value, copied freely, used once. */
+struct hdl_moe_handle {
+    uint64_t word[4];
+};
+
+/* Options of one call; NULL = defaults. */
+struct hdl_moe_call {
+    size_t size;
+    /*
+     * [R], 1 = take part, 0 = masked: not waited for, its rows and contributions count as
+     * missing. A source that does not come by the deadline, or is absent in the view, gets
+     * its entry set to 0 and the call ends HDL_INCOMPLETE. NULL = all. The own entry must
+     * not be 0. A mask says what is waited for and taken, not what is sent; replicas on
+     * masked ranks are passed over. It holds for this call.
+     */
+    int32_t *active;
+    int64_t timeout_us; /* 0 or HDL_FOREVER = none; then only an absent rank ends a wait */
+};
+
+/* The own tokens of a step. Memory may be reused when the call returns. */
+struct hdl_moe_tokens {
+    size_t size;
+    const void *rows;   /* [T][H] of dtype, any alignment of an element; NULL if T = 0 */
+    const void *scales; /* dtype HDL_F8E4M3: [T][ceil(H/128)] f32, or bytes for UE8M0 with
+                           rows of them padded to a multiple of 4; else NULL */
+    const void *topk_ids; /* [T][k], expert or -1 = nothing */
+    const float *weights; /* [T][k]; NULL = they come with combine (late_weights) */
+    int64_t num_tokens;   /* T, 0 to M */
+    bool ids_are_64;      /* topk_ids is int64_t, else int32_t */
+};
+
+/*
+ * Where dispatch delivers. Every pointer but rows (and scales, if the format has them) may be
+ * NULL. Only rows that exist are written; everything else stays as it was.
+ */
+struct hdl_moe_received {
+    size_t size;
+    void *rows;            /* out_rows of size_hint, by layout */
+    void *scales;          /* [row][ceil(H/128)] f32; UE8M0: bytes, padded to 4 a row */
+    int32_t *counts;       /* [L] distinct (token, expert) pairs, no padding */
+    int64_t *offsets;      /* [L+1] EXPERT_FLAT: first row of each expert, the end;
+                              INDEXED: first entry in row_numbers */
+    int64_t *row_numbers;  /* INDEXED: rows of expert 0, of expert 1, ... */
+    int32_t *source_token; /* [row] token number at its source; -1 = did not come, zeros */
+    int64_t *ranges;       /* [L][S] begin << 32 | count: rows of a source for an expert
+                              (RANK_MAJOR, INDEXED: entries of the expert's list) */
+    int32_t *local_ids;    /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
+    float *weights;        /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
+    int32_t *source_counts; /* [S] rows of each source */
+    /* filled by the library */
+    int64_t num_rows;  /* rows delivered, for EXPERT_FLAT with padding */
+    int64_t num_pairs; /* sum of counts */
+};
+
+/*
+ * dispatch = dispatch_send, then dispatch_recv. dispatch_send waits for nobody. Steps use
+ * lanes in turn: HDL_EBUSY if the lane of this step has not had its combine (or its
+ * dispatch_recv). `handle` is written by send also if the step will be INCOMPLETE.
+ *
+ * HDL_OK, HDL_INCOMPLETE (see hdl_moe_call.active), or
+ * HDL_EINVAL  T > M, no rows with T > 0, an id < -1 or >= E (token, position and value are
+ *             named), own rank masked, weights missing. What could be said to the peers was
+ *             said: they get HDL_EPEER. The step is over on all ranks, the next one works.
+ * HDL_EPEER   a peer refused its arguments; it, and the values, are named. As above.
+ * HDL_ESTALE  the handle was used, or is older than an update. HDL_EINVAL: not of this
+ *             exchange.
+ * or what ended the group: HDL_EABORTED, HDL_ECOORD, HDL_EFENCED.
+ */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_dispatch(struct hdl_moe *moe,
+                                                        const struct hdl_moe_tokens *tokens,
+                                                        struct hdl_moe_received *received,
+                                                        const struct hdl_moe_call *call,
+                                                        struct hdl_moe_handle *handle);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_dispatch_send(struct hdl_moe *moe, const struct hdl_moe_tokens *tokens,
+                      const struct hdl_moe_call *call, struct hdl_moe_handle *handle);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_dispatch_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
+                      struct hdl_moe_received *received, const struct hdl_moe_call *call);
+
+/* Expert outputs, in the place of the rows that dispatch delivered. */
+struct hdl_moe_outputs {
+    size_t size;
+    const void *rows;     /* of combine_dtype. EXPERT_3D and FLAT: as dispatch; INDEXED: one
+                             row per entry of row_numbers; RANK_MAJOR: one row per received
+                             row, weighted and summed by the caller. May be the pointer of
+                             hdl_moe_next_combine_buffer */
+    const float *weights; /* [T][k] if dispatch got none, else NULL */
+};
+
+/* Where the sums go. */
+struct hdl_moe_result {
+    size_t size;
+    void *rows;          /* [T][H] of combine_dtype */
+    const void *bias[2]; /* [T][H] of combine_dtype, added in this order; NULL = none */
+    bool accumulate;     /* add what rows holds, last */
+    uint8_t *missing;    /* [T], set to 1 where a contribution is missing, else 0 */
+};
+
+/*
+ * For every own token the sum over its valid entries of weight * expert output. A holder adds
+ * fmaf(weight, x, acc) from +0 in f32, its experts ascending, and rounds to the wire type;
+ * the owner adds contributions in f32, ranks ascending, then biases, then the old output,
+ * and rounds once. With `exact`, or in a split combine with late weights, the owner adds
+ * fmaf(weight, x, acc) over positions ascending. Without a valid entry: +0, then biases.
+ *
+ * combine = combine_send, then combine_recv; only that with late weights combine first
+ * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
+ * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was dropped.
+ * Errors as for dispatch; HDL_EPEER: another rank's step failed between the two.
+ * HDL_ENOTSUP: opaque rows.
+ */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_combine(struct hdl_moe *moe,
+                                                       const struct hdl_moe_handle *handle,
+                                                       const struct hdl_moe_outputs *outputs,
+                                                       const struct hdl_moe_result *result,
+                                                       const struct hdl_moe_call *call);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_combine_send(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
+                     const struct hdl_moe_outputs *outputs, const struct hdl_moe_call *call);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_combine_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
+                     const struct hdl_moe_result *result, const struct hdl_moe_call *call);
+
+/* Registered memory shaped like the input of combine, one per lane, from dispatch_send to the
+ * end of that step's combine. HDL_ESTALE, HDL_EINVAL as for combine. */
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_next_combine_buffer(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
+                            void **rows);
+
+/* Counters since creation, and the last failure. */
+struct hdl_moe_state {
+    size_t size;
+    uint64_t generation;
+    uint64_t steps;            /* dispatches begun */
+    uint64_t failed_steps;     /* ended with an error */
+    uint64_t incomplete_calls;
+    uint64_t stale_drops;      /* headers, rows or lines of another step that were ignored */
+    enum hdl_status last_error; /* of the last failed step, HDL_OK if none */
+    int64_t error_token;       /* its token, position and value where an id was wrong; */
+    int64_t error_position;    /* else -1 */
+    int64_t error_value;
+    uint64_t *expert_rows;     /* in: [L] or NULL: rows received, by own expert */
+    uint64_t *wait_ns;         /* in: [R] or NULL: time that this rank waited for each */
+    uint64_t *bytes_sent;      /* in: [R] or NULL: rows, contributions and headers by peer */
+    uint64_t *bytes_received;  /* in: [R] or NULL */
+};
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_status(const struct hdl_moe *moe,
+                                                      struct hdl_moe_state *state);
+
 /* --------------------------------------------------------------------------- inspection */
 
 /* What this build and machine can do, as one JSON object (transports with the reason where
