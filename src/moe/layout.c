@@ -76,7 +76,8 @@ static void size_header(struct moe_layout *l, const struct moe_shape *s, struct 
         sum(e, MOE_LINE_BYTES, round_up(e, l->mask_words * 8, MOE_LINE_BYTES));
     l->token_stride = round_up(e, record, sizeof(float));
     if (s->device) /* packets, but not whole lines: a record is small */
-        l->token_stride = (record + MOE_PACKET_DATA - 1) / MOE_PACKET_DATA * MOE_PACKET_BYTES;
+        l->token_stride =
+            (record + MOE_PACKET_DATA - 1) / MOE_PACKET_DATA * MOE_PACKET_BYTES;
     l->header_stride = round_up(
         e, sum(e, l->header_fixed, product(e, s->max_tokens, l->token_stride)), 128);
 }

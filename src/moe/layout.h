@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arithmetic of a MoE arena: where everything lies, from the creation parameters alone. */
+/* Arithmetic of a MoE arena: where everything lies, from the creation parameters alone.
+ */
 #ifndef MOE_LAYOUT_H
 #define MOE_LAYOUT_H
 
@@ -25,11 +26,12 @@
  *     +---- lane 1 ------------------------------------------------+
  *     | ...                                                        |
  *
- * What source s writes for others lies at the offsets of s. A reader finds it in the arena
- * of s if that is mapped, else in its own, where s has put it: same offset, other base.
- * Contributions differ: a mapped contributor keeps them in its own arena by owner (line_out,
- * give), a messaged one puts them into the owner's by contributor (line_in, take, landed).
- * Arenas in device memory have no give: kernels store into the owner's take.
+ * What source s writes for others lies at the offsets of s. A reader finds it in the
+ * arena of s if that is mapped, else in its own, where s has put it: same offset, other
+ * base. Contributions differ: a mapped contributor keeps them in its own arena by owner
+ * (line_out, give), a messaged one puts them into the owner's by contributor (line_in,
+ * take, landed). Arenas in device memory have no give: kernels store into the owner's
+ * take.
  *
  * Flags carry (generation, step), are written by one rank each, only grow, and are never
  * cleared. Step s of a lane uses half s mod 2.
@@ -47,15 +49,15 @@
 
 enum {
     MOE_CONTROL_BYTES = 4096,
-    MOE_LINE_BYTES = 64,     /* one flag line: a cache line of its own */
-    MOE_SCALE_GROUP = 128,   /* elements that share one FP8 scale */
+    MOE_LINE_BYTES = 64,   /* one flag line: a cache line of its own */
+    MOE_SCALE_GROUP = 128, /* elements that share one FP8 scale */
     MOE_MAX_TOP_K = 64,
     MOE_MAX_EXPERTS = 4096,
     MOE_MAX_RANKS = 4096,
     MOE_MAX_LANES = 16,
-    MOE_PACKET_BYTES = 16,   /* device rows: packets of 14 B data and a 2 B tag */
+    MOE_PACKET_BYTES = 16, /* device rows: packets of 14 B data and a 2 B tag */
     MOE_PACKET_DATA = 14,
-    MOE_NO_EXPERT = 0xffff   /* an empty routing entry in a header */
+    MOE_NO_EXPERT = 0xffff /* an empty routing entry in a header */
 };
 
 /* Where the rows of an output go; equal to enum hdl_moe_layout. */
@@ -66,7 +68,8 @@ enum moe_order {
     MOE_INDEXED = 3
 };
 
-/* The creation parameters that geometry depends on, checked and completed by moe_shape. */
+/* The creation parameters that geometry depends on, checked and completed by moe_shape.
+ */
 struct moe_shape {
     uint32_t ranks;         /* R, capacity of the group */
     uint32_t experts;       /* E */
@@ -76,22 +79,22 @@ struct moe_shape {
     uint32_t max_tokens;    /* M */
     uint32_t dp;            /* g, ranks that hold the same tokens */
     uint32_t lanes;
-    uint32_t order;         /* enum moe_order */
-    uint32_t align;         /* EXPERT_FLAT: rows of an expert are rounded up to this */
-    uint32_t row_elem;      /* bytes of an element of a dispatch row on the wire */
-    uint32_t row_scales;    /* bytes of the scales of a dispatch row on the wire */
-    uint32_t give_elem;     /* bytes of an element of a contribution on the wire, 0 = none */
-    uint32_t give_scales;   /* bytes of the scales of a contribution on the wire */
-    uint32_t take_elem;     /* bytes of an element of the rows given to combine */
-    uint8_t exact;          /* contributions may come one per (token, expert) */
-    uint8_t late_weights;   /* weights may come with combine */
-    uint8_t device;         /* rows are stored as tagged packets, no give region */
+    uint32_t order;      /* enum moe_order */
+    uint32_t align;      /* EXPERT_FLAT: rows of an expert are rounded up to this */
+    uint32_t row_elem;   /* bytes of an element of a dispatch row on the wire */
+    uint32_t row_scales; /* bytes of the scales of a dispatch row on the wire */
+    uint32_t give_elem;  /* bytes of an element of a contribution on the wire, 0 = none */
+    uint32_t give_scales; /* bytes of the scales of a contribution on the wire */
+    uint32_t take_elem;   /* bytes of an element of the rows given to combine */
+    uint8_t exact;        /* contributions may come one per (token, expert) */
+    uint8_t late_weights; /* weights may come with combine */
+    uint8_t device;       /* rows are stored as tagged packets, no give region */
     uint8_t pad;
 };
 
 /* Offsets in bytes. The regions of a half are relative to the half: use moe_half. */
 struct moe_layout {
-    size_t row_bytes;    /* a dispatch row: elements, then scales */
+    size_t row_bytes; /* a dispatch row: elements, then scales */
     size_t row_stride;
     size_t scale_offset; /* of the scales inside a row, a multiple of 4 */
     size_t give_bytes;   /* a contribution */
@@ -101,28 +104,30 @@ struct moe_layout {
     size_t header_fixed; /* bytes before the first token record */
     size_t token_stride; /* bytes of a token record: k f32 weights, k u16 expert ids */
     size_t header_stride;
-    uint32_t sources;    /* S = R / g, distinct sources of rows */
-    uint32_t takes;      /* C, contributions that one token can get */
-    uint32_t gives;      /* G, contributions of one rank to one token */
+    uint32_t sources; /* S = R / g, distinct sources of rows */
+    uint32_t takes;   /* C, contributions that one token can get */
+    uint32_t gives;   /* G, contributions of one rank to one token */
     uint32_t pad;
 
     size_t header, weights, arrive, line_out, line_in, landed, slot, give, take;
     size_t half_bytes;
-    size_t buffer;       /* relative to the lane */
+    size_t buffer; /* relative to the lane */
     size_t buffer_bytes;
     size_t lane_bytes;
     size_t total_bytes;
 
-    size_t out_rows;     /* capacity of dispatch's output in rows */
-    size_t map_entries;  /* capacity of INDEXED's row numbers */
-    size_t take_rows;    /* rows that combine reads at most */
+    size_t out_rows;    /* capacity of dispatch's output in rows */
+    size_t map_entries; /* capacity of INDEXED's row numbers */
+    size_t take_rows;   /* rows that combine reads at most */
 };
 
-/* Fills the layout. False if a size does not fit into 63 bits; the layout is then unspecified. */
+/* Fills the layout. False if a size does not fit into 63 bits; the layout is then
+ * unspecified. */
 bool moe_layout_init(struct moe_layout *layout, const struct moe_shape *shape);
 
 /* Rows that the output of dispatch can hold. False on overflow. */
-bool moe_layout_rows(const struct moe_shape *shape, size_t *out_rows, size_t *map_entries);
+bool moe_layout_rows(const struct moe_shape *shape, size_t *out_rows,
+                     size_t *map_entries);
 
 /* Groups of elements that have one FP8 scale each: the last one may be short. */
 MOE_FN uint32_t moe_scale_groups(uint32_t hidden)
@@ -153,15 +158,15 @@ MOE_FN size_t moe_token(const struct moe_layout *l, size_t half, uint32_t source
 }
 
 /* Weights that a source gives to combine: [M][k] f32. */
-MOE_FN size_t moe_weights(const struct moe_layout *l, const struct moe_shape *s, size_t half,
-                          uint32_t source, uint32_t token)
+MOE_FN size_t moe_weights(const struct moe_layout *l, const struct moe_shape *s,
+                          size_t half, uint32_t source, uint32_t token)
 {
     return half + l->weights +
            ((size_t)source * s->max_tokens + token) * s->top_k * sizeof(float);
 }
 
-MOE_FN size_t moe_arrive(const struct moe_layout *l, const struct moe_shape *s, size_t half,
-                         uint32_t source, uint32_t token)
+MOE_FN size_t moe_arrive(const struct moe_layout *l, const struct moe_shape *s,
+                         size_t half, uint32_t source, uint32_t token)
 {
     return half + l->arrive + ((size_t)source * s->max_tokens + token) * sizeof(uint64_t);
 }
@@ -182,7 +187,8 @@ MOE_FN size_t moe_line_in(const struct moe_layout *l, size_t half, uint32_t cont
     return half + l->line_in + (size_t)contributor * MOE_LINE_BYTES;
 }
 
-/* index: the contributor's place among the token's contributors, or the position if exact. */
+/* index: the contributor's place among the token's contributors, or the position if
+ * exact. */
 MOE_FN size_t moe_landed(const struct moe_layout *l, size_t half, uint32_t token,
                          uint32_t index)
 {
