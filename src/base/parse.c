@@ -76,7 +76,7 @@ enum hdl_status base_parse_i64(const char *text, int64_t *out)
 
 enum hdl_status base_parse_u32(const char *text, uint32_t *out)
 {
-    uint64_t value;
+    uint64_t value = 0;
     if (base_parse_u64(text, &value) != HDL_OK || value > UINT32_MAX)
         return base_fail(HDL_EINVAL, "'%.64s' is not a number below 2^32", text);
     *out = (uint32_t)value;

@@ -55,20 +55,23 @@ struct reduce_ops {
 #pragma GCC diagnostic ignored "-Wconversion"
 #if defined(__x86_64__)
 
-#define STREAM_FUNCTION(name, width, vector, load, store)                                 \
-    static void name(void *dst, const void *src, size_t bytes)                            \
-    {                                                                                     \
-        size_t head = -(uintptr_t)dst % (width);                                          \
-        head = head < bytes ? head : bytes;                                               \
-        memcpy(dst, src, head);                                                           \
-        size_t at = head;                                                                 \
-        for (; at + (width) <= bytes; at += (width))                                      \
-            store((vector *)((char *)dst + at), load((const void *)((const char *)src + at))); \
-        memcpy((char *)dst + at, (const char *)src + at, bytes - at);                     \
+#define STREAM_FUNCTION(name, width, vector, load, store)                                \
+    static void name(void *dst, const void *src, size_t bytes)                           \
+    {                                                                                    \
+        size_t head = -(uintptr_t)dst % (width);                                         \
+        head = head < bytes ? head : bytes;                                              \
+        memcpy(dst, src, head);                                                          \
+        size_t at = head;                                                                \
+        for (; at + (width) <= bytes; at += (width))                                     \
+            store((vector *)((char *)dst + at),                                          \
+                  load((const void *)((const char *)src + at)));                         \
+        memcpy((char *)dst + at, (const char *)src + at, bytes - at);                    \
     }
 
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c"))), apply_to = function)
+#pragma clang attribute push(                                                            \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,f16c"))),                  \
+    apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,f16c,prefer-vector-width=512")
@@ -160,7 +163,8 @@ bool group_reduce_supported(enum hdl_dtype dtype, enum hdl_redop redop)
     if (is_complex(dtype))
         return linear;
     if (is_fp8(dtype))
-        return redop == HDL_SUM || redop == HDL_AVG || redop == HDL_MIN || redop == HDL_MAX;
+        return redop == HDL_SUM || redop == HDL_AVG || redop == HDL_MIN ||
+               redop == HDL_MAX;
     if (dtype == HDL_BOOL)
         return redop != HDL_AVG && redop != HDL_PREMUL_SUM;
     if (dtype == HDL_F16 || dtype == HDL_BF16 || dtype == HDL_F32 || dtype == HDL_F64)
@@ -178,8 +182,8 @@ static void load_narrow(const struct reduce_ops *ops, enum hdl_dtype dtype, floa
         ops->load_f16(acc, src, n);
     else
         for (size_t i = 0; i < n; i++)
-            acc[i] = dtype == HDL_F8E4M3 ? base_f8e4m3_to_f32(bytes[i])
-                                         : base_f8e5m2_to_f32(bytes[i]);
+            acc[i] = dtype == HDL_F8E4M3 ? base_e4m3_to_float(bytes[i])
+                                         : base_e5m2_to_float(bytes[i]);
 }
 
 static void store_narrow(const struct reduce_ops *ops, enum hdl_dtype dtype, void *dst,
@@ -192,8 +196,8 @@ static void store_narrow(const struct reduce_ops *ops, enum hdl_dtype dtype, voi
         ops->store_f16(dst, acc, n);
     else
         for (size_t i = 0; i < n; i++)
-            bytes[i] = dtype == HDL_F8E4M3 ? base_f32_to_f8e4m3(acc[i])
-                                           : base_f32_to_f8e5m2(acc[i]);
+            bytes[i] = dtype == HDL_F8E4M3 ? base_e4m3_from_float(acc[i])
+                                           : base_e5m2_from_float(acc[i]);
 }
 
 struct job {
@@ -228,17 +232,31 @@ static void reduce_narrow_block(const struct job *job, char *dst, const void *co
 /* Division towards zero of the wrapped sum. */
 static void divide_integers(enum hdl_dtype dtype, void *acc, size_t n, size_t divisor)
 {
-#define DIVIDE(type)                                                                      \
-    for (size_t i = 0; i < n; i++)                                                        \
-        ((type##_any *)acc)[i] = (type)(((type##_any *)acc)[i] / (int64_t)divisor)
+#define DIVIDE(type)                                                                     \
+    for (size_t i = 0; i < n; i++)                                                       \
+    ((type##_any *)acc)[i] = (type)(((type##_any *)acc)[i] / (int64_t)divisor)
     switch (dtype) {
-    case HDL_I8: DIVIDE(i8); break;
-    case HDL_U8: DIVIDE(u8); break;
-    case HDL_I16: DIVIDE(i16); break;
-    case HDL_U16: DIVIDE(u16); break;
-    case HDL_I32: DIVIDE(i32); break;
-    case HDL_U32: DIVIDE(u32); break;
-    case HDL_I64: DIVIDE(i64); break;
+    case HDL_I8:
+        DIVIDE(i8);
+        break;
+    case HDL_U8:
+        DIVIDE(u8);
+        break;
+    case HDL_I16:
+        DIVIDE(i16);
+        break;
+    case HDL_U16:
+        DIVIDE(u16);
+        break;
+    case HDL_I32:
+        DIVIDE(i32);
+        break;
+    case HDL_U32:
+        DIVIDE(u32);
+        break;
+    case HDL_I64:
+        DIVIDE(i64);
+        break;
     default:
         for (size_t i = 0; i < n; i++)
             ((u64_any *)acc)[i] /= divisor;
@@ -328,25 +346,46 @@ static void premultiply_narrow(void *dst, const void *src, size_t count,
 void group_premultiply(void *dst, const void *src, size_t count, enum hdl_dtype dtype,
                        double scalar)
 {
-#define PREMULTIPLY(type, factor)                                                         \
-    for (size_t i = 0; i < count; i++)                                                    \
-        ((type##_any *)dst)[i] = (type)(((const type##_any *)src)[i] * (factor))
+#define PREMULTIPLY(type, factor)                                                        \
+    for (size_t i = 0; i < count; i++)                                                   \
+    ((type##_any *)dst)[i] = (type)(((const type##_any *)src)[i] * (factor))
     if (is_complex(dtype))
         count *= 2;
     switch (dtype) {
     case HDL_F32:
-    case HDL_C64: PREMULTIPLY(f32, (float)scalar); break;
+    case HDL_C64:
+        PREMULTIPLY(f32, (float)scalar);
+        break;
     case HDL_F64:
-    case HDL_C128: PREMULTIPLY(f64, scalar); break;
-    case HDL_I8: PREMULTIPLY(i8, (int8_t)scalar); break;
-    case HDL_U8: PREMULTIPLY(u8, (uint8_t)scalar); break;
-    case HDL_I16: PREMULTIPLY(i16, (int16_t)scalar); break;
-    case HDL_U16: PREMULTIPLY(u16, (uint16_t)scalar); break;
-    case HDL_I32: PREMULTIPLY(u32, (uint32_t)(int32_t)scalar); break;
-    case HDL_U32: PREMULTIPLY(u32, (uint32_t)scalar); break;
-    case HDL_I64: PREMULTIPLY(u64, (uint64_t)(int64_t)scalar); break;
-    case HDL_U64: PREMULTIPLY(u64, (uint64_t)scalar); break;
-    default: premultiply_narrow(dst, src, count, dtype, (float)scalar);
+    case HDL_C128:
+        PREMULTIPLY(f64, scalar);
+        break;
+    case HDL_I8:
+        PREMULTIPLY(i8, (int8_t)scalar);
+        break;
+    case HDL_U8:
+        PREMULTIPLY(u8, (uint8_t)scalar);
+        break;
+    case HDL_I16:
+        PREMULTIPLY(i16, (int16_t)scalar);
+        break;
+    case HDL_U16:
+        PREMULTIPLY(u16, (uint16_t)scalar);
+        break;
+    case HDL_I32:
+        PREMULTIPLY(u32, (uint32_t)(int32_t)scalar);
+        break;
+    case HDL_U32:
+        PREMULTIPLY(u32, (uint32_t)scalar);
+        break;
+    case HDL_I64:
+        PREMULTIPLY(u64, (uint64_t)(int64_t)scalar);
+        break;
+    case HDL_U64:
+        PREMULTIPLY(u64, (uint64_t)scalar);
+        break;
+    default:
+        premultiply_narrow(dst, src, count, dtype, (float)scalar);
     }
 #undef PREMULTIPLY
 }

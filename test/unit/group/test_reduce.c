@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reduction kernels against a scalar definition, for every type, operator and odd size. */
+/* Reduction kernels against a scalar definition, for every type, operator and odd size.
+ */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +22,7 @@ static uint64_t seed;
 
 static uint64_t next_random(void)
 {
-    return base_splitmix64(&seed);
+    return base_splitmix_next(&seed);
 }
 
 static bool is_signed(enum hdl_dtype t)
@@ -41,12 +42,22 @@ static double get_float(enum hdl_dtype t, const void *p, size_t i)
     float f;
     double d;
     switch (t) {
-    case HDL_F16: memcpy(&h, (const char *)p + 2 * i, 2); return base_f16_to_f32(h);
-    case HDL_BF16: memcpy(&h, (const char *)p + 2 * i, 2); return base_bf16_to_f32(h);
-    case HDL_F8E4M3: return base_f8e4m3_to_f32(((const uint8_t *)p)[i]);
-    case HDL_F8E5M2: return base_f8e5m2_to_f32(((const uint8_t *)p)[i]);
-    case HDL_F64: memcpy(&d, (const char *)p + 8 * i, 8); return d;
-    default: memcpy(&f, (const char *)p + 4 * i, 4); return f;
+    case HDL_F16:
+        memcpy(&h, (const char *)p + 2 * i, 2);
+        return base_f16_to_float(h);
+    case HDL_BF16:
+        memcpy(&h, (const char *)p + 2 * i, 2);
+        return base_bf16_to_float(h);
+    case HDL_F8E4M3:
+        return base_e4m3_to_float(((const uint8_t *)p)[i]);
+    case HDL_F8E5M2:
+        return base_e5m2_to_float(((const uint8_t *)p)[i]);
+    case HDL_F64:
+        memcpy(&d, (const char *)p + 8 * i, 8);
+        return d;
+    default:
+        memcpy(&f, (const char *)p + 4 * i, 4);
+        return f;
     }
 }
 
@@ -55,12 +66,25 @@ static void put_float(enum hdl_dtype t, void *p, size_t i, double v)
     uint16_t h;
     float f = (float)v;
     switch (t) {
-    case HDL_F16: h = base_f32_to_f16(f); memcpy((char *)p + 2 * i, &h, 2); break;
-    case HDL_BF16: h = base_f32_to_bf16(f); memcpy((char *)p + 2 * i, &h, 2); break;
-    case HDL_F8E4M3: ((uint8_t *)p)[i] = base_f32_to_f8e4m3(f); break;
-    case HDL_F8E5M2: ((uint8_t *)p)[i] = base_f32_to_f8e5m2(f); break;
-    case HDL_F64: memcpy((char *)p + 8 * i, &v, 8); break;
-    default: memcpy((char *)p + 4 * i, &f, 4);
+    case HDL_F16:
+        h = base_f16_from_float(f);
+        memcpy((char *)p + 2 * i, &h, 2);
+        break;
+    case HDL_BF16:
+        h = base_bf16_from_float(f);
+        memcpy((char *)p + 2 * i, &h, 2);
+        break;
+    case HDL_F8E4M3:
+        ((uint8_t *)p)[i] = base_e4m3_from_float(f);
+        break;
+    case HDL_F8E5M2:
+        ((uint8_t *)p)[i] = base_e5m2_from_float(f);
+        break;
+    case HDL_F64:
+        memcpy((char *)p + 8 * i, &v, 8);
+        break;
+    default:
+        memcpy((char *)p + 4 * i, &f, 4);
     }
 }
 
@@ -88,13 +112,20 @@ static uint64_t combine_int(enum hdl_dtype t, enum hdl_redop op, int64_t a, int6
 {
     bool truth = t == HDL_BOOL;
     switch (op) {
-    case HDL_PROD: return truth ? a && b : (uint64_t)a * (uint64_t)b;
-    case HDL_MIN: return truth ? a && b : (uint64_t)(int_less(t, a, b) ? a : b);
-    case HDL_MAX: return truth ? a || b : (uint64_t)(int_less(t, b, a) ? a : b);
-    case HDL_BAND: return truth ? a && b : (uint64_t)(a & b);
-    case HDL_BOR: return truth ? a || b : (uint64_t)(a | b);
-    case HDL_BXOR: return truth ? !a != !b : (uint64_t)(a ^ b);
-    default: return truth ? a || b : (uint64_t)a + (uint64_t)b;
+    case HDL_PROD:
+        return truth ? a && b : (uint64_t)a * (uint64_t)b;
+    case HDL_MIN:
+        return truth ? a && b : (uint64_t)(int_less(t, a, b) ? a : b);
+    case HDL_MAX:
+        return truth ? a || b : (uint64_t)(int_less(t, b, a) ? a : b);
+    case HDL_BAND:
+        return truth ? a && b : (uint64_t)(a & b);
+    case HDL_BOR:
+        return truth ? a || b : (uint64_t)(a | b);
+    case HDL_BXOR:
+        return truth ? !a != !b : (uint64_t)(a ^ b);
+    default:
+        return truth ? a || b : (uint64_t)a + (uint64_t)b;
     }
 }
 
@@ -102,16 +133,21 @@ static double combine_float(enum hdl_dtype t, enum hdl_redop op, double a, doubl
 {
     double r;
     switch (op) {
-    case HDL_PROD: r = t == HDL_F64 ? a * b : (double)((float)a * (float)b); break;
-    case HDL_MIN: return isnan(a) || isnan(b) ? NAN : a < b ? a : b;
-    case HDL_MAX: return isnan(a) || isnan(b) ? NAN : a > b ? a : b;
-    default: r = t == HDL_F64 ? a + b : (double)((float)a + (float)b);
+    case HDL_PROD:
+        r = t == HDL_F64 ? a * b : (double)((float)a * (float)b);
+        break;
+    case HDL_MIN:
+        return isnan(a) || isnan(b) ? NAN : a < b ? a : b;
+    case HDL_MAX:
+        return isnan(a) || isnan(b) ? NAN : a > b ? a : b;
+    default:
+        r = t == HDL_F64 ? a + b : (double)((float)a + (float)b);
     }
     return r;
 }
 
-static void expect(enum hdl_dtype t, enum hdl_redop op, void *out, const void *const *srcs,
-                   size_t n, size_t i)
+static void expect(enum hdl_dtype t, enum hdl_redop op, void *out,
+                   const void *const *srcs, size_t n, size_t i)
 {
     if (is_float(t)) {
         double acc = get_float(t, srcs[0], i);
@@ -214,7 +250,7 @@ static void test_supported_pairs(void **state)
     assert_false(group_reduce_supported(HDL_C64, HDL_MIN));
     assert_false(group_reduce_supported(HDL_F8E4M3, HDL_PROD));
     assert_false(group_reduce_supported((enum hdl_dtype)99, HDL_SUM));
-    assert_false(group_reduce_supported(HDL_I32, (enum hdl_redop)-1));
+    assert_false(group_reduce_supported(HDL_I32, (enum hdl_redop) - 1));
     assert_true(group_reduce_supported(HDL_F8E4M3, HDL_SUM));
     assert_true(group_reduce_supported(HDL_C128, HDL_PREMUL_SUM));
     assert_true(group_reduce_supported(HDL_BOOL, HDL_BXOR));
@@ -224,7 +260,7 @@ static void test_premultiply(void **state)
 {
     float f[3] = {1, -2, 4};
     int32_t i[2] = {3, -4};
-    uint16_t h[1] = {base_f32_to_f16(3)};
+    uint16_t h[1] = {base_f16_from_float(3)};
     (void)state;
     group_premultiply(f, f, 3, HDL_F32, 0.5);
     assert_true(f[0] == 0.5f && f[1] == -1 && f[2] == 2);
@@ -232,7 +268,7 @@ static void test_premultiply(void **state)
     assert_int_equal(i[0], -6);
     assert_int_equal(i[1], 8);
     group_premultiply(h, h, 1, HDL_F16, 2);
-    assert_true(base_f16_to_f32(h[0]) == 6);
+    assert_true(base_f16_to_float(h[0]) == 6);
 }
 
 int main(void)
