@@ -28,13 +28,15 @@ void ctl_agent_destroy(struct ctl_agent *agent); /* NULL is legal */
 
 /* HDL_ENOMEM: give the agent up and fail its groups. HDL_EINVAL (with detail): the event
  * is a user's request with wrong values, nothing has happened. */
-enum hdl_status ctl_agent_step(struct ctl_agent *agent, const struct ctl_agent_event *event,
-                               int64_t now, struct ctl_actions *actions);
+enum hdl_status ctl_agent_step(struct ctl_agent *agent,
+                               const struct ctl_agent_event *event, int64_t now,
+                               struct ctl_actions *actions);
 int64_t ctl_agent_deadline(const struct ctl_agent *agent); /* INT64_MAX = no need */
 
 /* The newest view of a group; NULL if none is committed. Borrowed. */
 struct ctl_view *ctl_agent_view(const struct ctl_agent *agent, uint64_t key);
-/* Views committed by this agent's groups, evidence sent by kind, time of the last loss. */
+/* Views committed by this agent's groups, evidence sent by kind, time of the last loss.
+ */
 struct ctl_agent_stats {
     uint64_t views;
     uint64_t evidence_exit;

@@ -11,12 +11,12 @@
 #include "heddle.h"
 
 /*
- * step(machine, event, now, actions): the caller feeds one event, then carries the actions
- * out in order, then feeds what they led to (never from inside a step). Everything an
- * event points to is borrowed for the step; everything an action points to is owned by the
- * action list and lives until ctl_actions_clear (take a reference to keep views and bytes).
- * After every step the caller asks for the machine's deadline and feeds a TICK then.
- * `now` is monotonic, in nanoseconds.
+ * step(machine, event, now, actions): the caller feeds one event, then carries the
+ * actions out in order, then feeds what they led to (never from inside a step).
+ * Everything an event points to is borrowed for the step; everything an action points to
+ * is owned by the action list and lives until ctl_actions_clear (take a reference to keep
+ * views and bytes). After every step the caller asks for the machine's deadline and feeds
+ * a TICK then. `now` is monotonic, in nanoseconds.
  */
 
 /* ------------------------------------------------------------------------ coordinator */
@@ -43,16 +43,17 @@ enum ctl_agent_event_kind {
     CTL_AGENT_DISCONNECTED,   /* it closed or broke */
     CTL_AGENT_MESSAGE,        /* data, size */
     CTL_AGENT_TICK,
-    CTL_AGENT_EXITED,    /* rank_epoch: pidfd fired or unix socket closed, no GOODBYE there */
-    CTL_AGENT_REGISTER,  /* key, registration: the user creates a group */
-    CTL_AGENT_ATTACHED,  /* key, epoch, status, text: answer to CTL_DO_ATTACH */
-    CTL_AGENT_FROZEN,    /* key, answer: answer to CTL_DO_FREEZE */
-    CTL_AGENT_FINISHED,  /* key, x: own `done` has reached the x of CTL_DO_WATCH_DONE */
-    CTL_AGENT_LINK,      /* key, rank_epoch, up: the data link to a rank broke or came back */
-    CTL_AGENT_PROPOSE,   /* key, proposal */
-    CTL_AGENT_LEAVE,     /* key: the user destroys the group; CTL_DO_LEFT follows */
-    CTL_AGENT_ABORT,     /* key: at once; nothing follows for this key but CTL_DO_LEFT */
-    CTL_AGENT_GOODBYE    /* the context goes; CTL_DO_GOODBYE follows */
+    CTL_AGENT_EXITED,   /* rank_epoch: pidfd fired or unix socket closed, no GOODBYE there
+                         */
+    CTL_AGENT_REGISTER, /* key, registration: the user creates a group */
+    CTL_AGENT_ATTACHED, /* key, epoch, status, text: answer to CTL_DO_ATTACH */
+    CTL_AGENT_FROZEN,   /* key, answer: answer to CTL_DO_FREEZE */
+    CTL_AGENT_FINISHED, /* key, x: own `done` has reached the x of CTL_DO_WATCH_DONE */
+    CTL_AGENT_LINK, /* key, rank_epoch, up: the data link to a rank broke or came back */
+    CTL_AGENT_PROPOSE, /* key, proposal */
+    CTL_AGENT_LEAVE,   /* key: the user destroys the group; CTL_DO_LEFT follows */
+    CTL_AGENT_ABORT,   /* key: at once; nothing follows for this key but CTL_DO_LEFT */
+    CTL_AGENT_GOODBYE  /* the context goes; CTL_DO_GOODBYE follows */
 };
 
 /* One creation parameter, compared as text over all founders. */
@@ -83,7 +84,8 @@ struct ctl_registration {
 #define CTL_CAPACITY_MAX 65536
 
 enum ctl_proposal_kind {
-    CTL_PROPOSE_SYNC = 1,   /* wait until what was proposed or noticed before is committed */
+    CTL_PROPOSE_SYNC =
+        1, /* wait until what was proposed or noticed before is committed */
     CTL_PROPOSE_ACTIVATE,   /* admit the slots */
     CTL_PROPOSE_DEACTIVATE, /* remove the slots, planned */
     CTL_PROPOSE_JOIN        /* be admitted oneself: done when a member has admitted */
@@ -120,7 +122,8 @@ enum ctl_action_kind {
     CTL_DO_SEND,  /* conn (coordinator only), bytes: one frame's payload */
     CTL_DO_CLOSE, /* conn (coordinator only): close after what was sent before */
     CTL_DO_LOG,   /* level, text */
-    /* of the agent only: the connection to the coordinator and the processes of this host */
+    /* of the agent only: the connection to the coordinator and the processes of this host
+     */
     CTL_DO_CONNECT,          /* open one and authenticate */
     CTL_DO_ADMITTED,         /* rank_epoch, epoch (0): in the job now */
     CTL_DO_REFUSED,          /* status, text: never in the job */
@@ -129,11 +132,11 @@ enum ctl_action_kind {
     CTL_DO_UNWATCH,          /* rank_epoch */
     CTL_DO_GOODBYE,          /* the connection may be closed, the agent destroyed */
     /* of the agent only: one group (key) */
-    CTL_DO_ATTACH,     /* view: map or connect what is not yet; feed ATTACHED(view->epoch) */
-    CTL_DO_START,      /* view: created; operations may run */
-    CTL_DO_FREEZE,     /* prepare: freeze and feed FROZEN */
-    CTL_DO_COMMIT,     /* view: the new view, ends the freeze */
-    CTL_DO_CLOSED,     /* slot, rank_epoch: its windows may be unmapped */
+    CTL_DO_ATTACH, /* view: map or connect what is not yet; feed ATTACHED(view->epoch) */
+    CTL_DO_START,  /* view: created; operations may run */
+    CTL_DO_FREEZE, /* prepare: freeze and feed FROZEN */
+    CTL_DO_COMMIT, /* view: the new view, ends the freeze */
+    CTL_DO_CLOSED, /* slot, rank_epoch: its windows may be unmapped */
     CTL_DO_WATCH_DONE, /* x: feed FINISHED once `done` >= x (replaces an earlier watch) */
     CTL_DO_FAIL,       /* status, text: the group is over here; LEAVE is still fed */
     CTL_DO_PROPOSED,   /* proposal, status, text, epoch, x = first operation number */
@@ -171,6 +174,7 @@ struct ctl_actions {
 void ctl_actions_clear(struct ctl_actions *actions);
 void ctl_actions_free(struct ctl_actions *actions);
 /* Appends; NULL (and `failed`) if there is no memory. The rest of the action is zero. */
-struct ctl_action *ctl_actions_add(struct ctl_actions *actions, enum ctl_action_kind kind);
+struct ctl_action *ctl_actions_add(struct ctl_actions *actions,
+                                   enum ctl_action_kind kind);
 
 #endif

@@ -27,23 +27,24 @@
 
 enum ctl_msg_type {
     /* agent to coordinator */
-    CTL_MSG_HELLO = 1,  /* who I am; on reconnection also the state of my groups */
-    CTL_MSG_REGISTER,   /* I found or extend a group */
-    CTL_MSG_ATTACHED,   /* my data plane reaches all of view `epoch` (or why not) */
-    CTL_MSG_ANSWER,     /* to PREPARE */
-    CTL_MSG_FINISHED,   /* my `done` has reached x */
-    CTL_MSG_EXITED,     /* a process on my host has ended */
-    CTL_MSG_LINK,       /* my data link to a rank is down or up */
-    CTL_MSG_PROPOSE,    /* a change of membership */
-    CTL_MSG_LEAVE,      /* I leave a group */
-    CTL_MSG_ABORT,      /* I am dead in a group */
-    CTL_MSG_GOODBYE,    /* I leave the job; a closed connection is no evidence now */
+    CTL_MSG_HELLO = 1, /* who I am; on reconnection also the state of my groups */
+    CTL_MSG_REGISTER,  /* I found or extend a group */
+    CTL_MSG_ATTACHED,  /* my data plane reaches all of view `epoch` (or why not) */
+    CTL_MSG_ANSWER,    /* to PREPARE */
+    CTL_MSG_FINISHED,  /* my `done` has reached x */
+    CTL_MSG_EXITED,    /* a process on my host has ended */
+    CTL_MSG_LINK,      /* my data link to a rank is down or up */
+    CTL_MSG_PROPOSE,   /* a change of membership */
+    CTL_MSG_LEAVE,     /* I leave a group */
+    CTL_MSG_ABORT,     /* I am dead in a group */
+    CTL_MSG_GOODBYE,   /* I leave the job; a closed connection is no evidence now */
     /* both ways */
-    CTL_MSG_HEARTBEAT,  /* flag = answer at once (a probe) */
+    CTL_MSG_HEARTBEAT, /* flag = answer at once (a probe) */
     /* coordinator to agent */
     CTL_MSG_WELCOME,    /* your registration, the job's settings */
     CTL_MSG_REFUSED,    /* not in the job: status, text */
     CTL_MSG_NEIGHBOUR,  /* a process on your host: watch it (flag) or stop (no flag) */
+    CTL_MSG_REGISTERED, /* your key stands for this group, slot and rank epoch */
     CTL_MSG_VIEW,       /* whole view: attach to it (flag) or take it as committed */
     CTL_MSG_START,      /* all are attached: view `epoch` is committed */
     CTL_MSG_ENDPOINT,   /* a joiner: attach to it, before it is in a view */
@@ -136,6 +137,14 @@ struct ctl_msg {
     struct ctl_change change;
     struct ctl_settings settings;
 };
+
+/*
+ * Applies a decoded or built change: `base` NULL = a whole view. NULL with detail: no
+ * memory, or the change does not fit (slot beyond the capacity, wrong base epoch).
+ */
+struct ctl_view *ctl_view_apply(struct base_env *env, const struct ctl_view *base,
+                                uint64_t group, uint64_t epoch,
+                                const struct ctl_change *change);
 
 /* NULL with detail: no memory, or longer than a frame may be. */
 struct ctl_bytes *ctl_msg_encode(struct base_env *env, const struct ctl_msg *msg);

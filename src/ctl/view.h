@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The contract with the data plane: positions, rank epochs, views, freeze and its answer. */
+/* The contract with the data plane: positions, rank epochs, views, freeze and its answer.
+ */
 #ifndef CTL_VIEW_H
 #define CTL_VIEW_H
 
@@ -86,7 +87,8 @@ struct ctl_slot {
     struct ctl_bytes *endpoint; /* the holder's opaque blob; NULL if it has none */
 };
 
-/* From position `from` on, the attempt is `epoch`, unless a later entry says otherwise. */
+/* From position `from` on, the attempt is `epoch`, unless a later entry says otherwise.
+ */
 struct ctl_attempt {
     uint64_t from;
     uint64_t epoch;
@@ -104,7 +106,7 @@ struct ctl_view {
     uint64_t settled; /* messaged chunks up to here count as `ready` from everybody */
     uint64_t link_from, link_to; /* operations that end HDL_ELINK; empty if from > to */
     uint32_t capacity;
-    uint32_t size;       /* highest active slot + 1 */
+    uint32_t size; /* highest active slot + 1 */
     uint32_t num_active;
     uint32_t num_absent; /* of the active ones */
     uint32_t num_attempts;
@@ -140,9 +142,9 @@ uint64_t ctl_view_changed_from(const struct ctl_view *view);
 /* ------------------------------------------------------------------ freeze and answer */
 
 /*
- * PREPARE as the data plane sees it. `dead` holds every slot whose holder is dead and whose
- * interval no commit has ended yet (it grows over the ballots between two commits). For
- * these `published` is sampled now, if it was not in an earlier ballot since the last
+ * PREPARE as the data plane sees it. `dead` holds every slot whose holder is dead and
+ * whose interval no commit has ended yet (it grows over the ballots between two commits).
+ * For these `published` is sampled now, if it was not in an earlier ballot since the last
  * commit; nothing of them beyond that reading is used until the commit.
  */
 struct ctl_prepare {
@@ -175,6 +177,7 @@ struct ctl_answer {
     uint64_t *published; /* [num_dead], in the order of prepare.dead */
     uint32_t num_open;
     struct ctl_open_op *open;
+    bool messaged; /* kind of the operations that `open` does not list */
 };
 
 #endif
