@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A group: its members' memory, operation numbers, queue of open operations, views. */
+#ifndef GROUP_GROUP_H
+#define GROUP_GROUP_H
+
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "group/engine.h"
+#include "group/op.h"
+#include "group/segment.h"
+#include "group/view.h"
+
+struct host_group;
+struct hdl_window;
+struct hdl_peer_window;
+struct group_p2p;
+
+/* Another slot as this rank reaches it. */
+struct group_peer {
+    void *segment; /* mapped; NULL if messaged or vacant */
+    struct group_slot *slots;
+    char *data;
+    char *pieces;
+    struct hdl_peer_window *remote;
+    uint64_t rank_epoch;
+    uint64_t done; /* newest that was read */
+};
+
+/*
+ * How collectives of a group move: mapped or messaged. Functions run under the engine's
+ * lock except sample, and wait for nothing.
+ */
+struct group_path {
+    const char *name;
+    bool messaged;
+    /* After every peer is open; before the first operation. May block. */
+    enum hdl_status (*open)(struct hdl_group *group);
+    void (*close)(struct hdl_group *group);
+    /* A new operation is at the end of group->queue. Optional. */
+    void (*start)(struct hdl_group *group, struct hdl_op *op);
+    /* Advances the operations of group->queue; true if anything moved. */
+    bool (*progress)(struct hdl_group *group);
+    /* group->view is newer than the last one seen here (group->seen). */
+    void (*adopt)(struct hdl_group *group, const struct group_view *older);
+    /* Control thread, after the freeze bit is set: `published` of a dead rank. */
+    uint64_t (*sample)(struct hdl_group *group, uint32_t rank);
+    /* Sets bits of the ranks that the operation waits for now. */
+    void (*missing)(const struct hdl_op *op, uint64_t *mask);
+};
+
+extern const struct group_path group_path_mapped;
+extern const struct group_path group_path_messaged;
+
+/*
+ * `ready` and the freeze bit in one word, which only this process touches:
+ *
+ *     63      62            52 51                   20 19        0
+ *    +--------+---------------+-----------------------+-----------+
+ *    | frozen | number of     | low 32 bits of the    |   chunk   |
+ *    |        | freezes       | op number             |           |
+ *    +--------+---------------+-----------------------+-----------+
+ *
+ * The high bits of the op number are those of `next`, which is less than 2^31 ahead.
+ */
+#define GROUP_READY_FROZEN (UINT64_C(1) << 63)
+#define GROUP_READY_COUNT (UINT64_C(1) << 52)
+#define GROUP_READY_X_MASK (GROUP_READY_COUNT - 1)
+
+enum { GROUP_TRACE = 64 };
+
+/* One line of the dump: the last operations, by number. */
+struct group_trace {
+    uint64_t number;
+    struct group_desc desc;
+    int32_t status;
+    int32_t peer;
+};
+
+struct group_counters {
+    _Atomic uint64_t ops_issued, ops_done, ops_failed;
+    _Atomic uint64_t bytes_sent, bytes_received;
+    _Atomic uint64_t views, redone_chunks, stale_drops;
+};
+
+struct hdl_group {
+    /* read by every operation */
+    uint64_t magic;
+    struct group_engine *engine;
+    const struct group_path *path;
+    uint32_t rank;
+    uint32_t capacity;
+    _Atomic(struct group_view *) view; /* newest, never NULL */
+    const struct group_view *seen;     /* the one that progress has adopted */
+    struct group_shape shape;
+    void *segment; /* own */
+    struct group_head *head;
+    struct group_slot *slots;
+    char *data;
+    char *pieces;
+    struct group_peer *peer; /* [capacity]; the own entry points at the own segment */
+    _Atomic int over;        /* HDL_OK, or why the group is over for this rank */
+
+    alignas(64) _Atomic uint64_t ready; /* see above */
+    _Atomic uint64_t next;              /* lowest op number not issued */
+    uint64_t done;                      /* x; copy in the segment's head */
+    uint64_t done_all;         /* lowest done of the present peers that was read */
+    struct base_list queue;    /* open collectives, by number */
+    struct hdl_op *publishing; /* first that has chunks to publish, or NULL */
+    uint32_t num_open;
+    uint64_t window_mask;
+
+    struct base_list node; /* in the engine's list */
+    struct base_list sends, receives, unexpected;
+    struct group_p2p *p2p;
+    void *path_state; /* of group->path */
+
+    struct group_view *retired;
+    _Atomic uint32_t view_readers;
+
+    char *over_text;
+    char *name;
+    int64_t op_timeout_ns; /* BASE_FOREVER = none */
+    bool completion_local, manual_deactivate, manual_sync;
+    struct hdl_window *window;
+    struct host_group *host_group;
+    struct group_counters counters;
+    struct group_trace trace[GROUP_TRACE];
+    uint64_t num_traced;
+};
+
+#define GROUP_MAGIC UINT64_C(0x70756f7267)
+
+/* Joins as `opts` says (hdl_group_create); blocking. */
+enum hdl_status group_create(struct group_engine *engine,
+                             const struct hdl_group_opts *opts, struct hdl_group **group);
+
+/* Detail text and status if the group cannot be used (NULL, destroyed, over). */
+enum hdl_status group_check(const struct hdl_group *group);
+/* The group is over for this rank: pending and later calls end with `status`. Any thread,
+ * also the control thread; the first call counts. */
+void group_end(struct hdl_group *group, enum hdl_status status, const char *text);
+
+/* ---------------------------------------------------------------------- for the paths */
+
+static inline bool group_frozen(struct hdl_group *group)
+{
+    return (atomic_load_explicit(&group->ready, memory_order_relaxed) &
+            GROUP_READY_FROZEN) != 0;
+}
+
+/* First half of finishing x: taken before the view and the peers' flags are read. */
+static inline uint64_t group_ready_begin(struct hdl_group *group)
+{
+    return atomic_load_explicit(&group->ready, memory_order_seq_cst);
+}
+
+/* Second half: raises `ready` to x unless a freeze began since; then nothing of x may be
+ * used and the caller tries again after the commit. */
+static inline bool group_ready_raise(struct hdl_group *group, uint64_t begin, uint64_t x)
+{
+    if (begin & GROUP_READY_FROZEN)
+        return false;
+    uint64_t value = (begin & ~GROUP_READY_X_MASK) | (x & GROUP_READY_X_MASK);
+    return atomic_compare_exchange_strong_explicit(
+        &group->ready, &begin, value, memory_order_seq_cst, memory_order_relaxed);
+}
+
+/* The x of a ready word. */
+uint64_t group_ready_x(const struct hdl_group *group, uint64_t word);
+
+/* Raises `done` for the peers to see. */
+void group_done(struct hdl_group *group, uint64_t x);
+
+/* Final status of an operation at the head of its queue: computes the failed set from the
+ * view if status is HDL_OK, takes it off the queue, wakes its waiters. */
+void group_op_finish(struct hdl_op *op, enum hdl_status status);
+/* The same with a text and the slots that caused it (mask may be NULL). */
+void group_op_fail(struct hdl_op *op, enum hdl_status status, const uint64_t *mask,
+                   const char *format, ...) __attribute__((format(printf, 4, 5)));
+
+/* Compares a peer's descriptor with the operation's own: HDL_OK, or the status and text
+ * of the difference. */
+enum hdl_status group_op_compare(struct hdl_op *op, uint32_t peer,
+                                 const struct group_desc *desc);
+
+/* ----------------------------------------------------------- for moe and other users */
+
+static inline uint32_t group_rank(const struct hdl_group *group)
+{
+    return group->rank;
+}
+
+static inline uint32_t group_capacity(const struct hdl_group *group)
+{
+    return group->capacity;
+}
+
+/* Agreed to be lost, by the newest view. Any thread, wait-free. */
+bool group_rank_absent(struct hdl_group *group, uint32_t rank);
+/* Active, by the newest view. */
+bool group_rank_active(struct hdl_group *group, uint32_t rank);
+/* Wakes sleepers of a mapped peer after a store that it may wait for; cheap if it is
+ * awake. */
+void group_ring(struct hdl_group *group, uint32_t rank);
+
+/*
+ * Symmetric memory: a window of the same size on every rank, open at every peer. Creation
+ * is a collective of the group; destroy is local, after the peers stopped using it.
+ */
+struct group_arena;
+
+enum hdl_status group_arena_create(struct hdl_group *group, size_t bytes,
+                                   struct group_arena **arena);
+void group_arena_destroy(struct group_arena *arena);
+/* Own memory, zeroed. */
+void *group_arena_data(const struct group_arena *arena);
+/* A rank's memory if it is mapped (own rank included), else NULL. */
+void *group_arena_map(const struct group_arena *arena, uint32_t rank);
+/* For net_put; NULL for the own rank and for ranks that were vacant or lost at creation.
+ */
+struct hdl_peer_window *group_arena_remote(const struct group_arena *arena,
+                                           uint32_t rank);
+
+#endif
