@@ -289,16 +289,36 @@ enum hdl_status procs_run(struct procs *procs)
     return status;
 }
 
+/* Ranks of one host share a namespace; their place among them, and how many they are. */
+static void place_on_host(const struct procs_spec *spec, int rank, int *place, int *count)
+{
+    *place = 0;
+    *count = 0;
+    for (int r = 0; r < spec->num_ranks; r++) {
+        bool same = !spec->netns_fds || spec->netns_fds[r] == spec->netns_fds[rank];
+        *place += same && r < rank;
+        *count += same;
+    }
+}
+
 static bool set_rank_env(const struct procs *procs, int rank)
 {
     char number[16];
     char count[16];
+    char local_number[16];
+    char local_count[16];
+    int place;
+    int neighbours;
     const struct procs_spec *spec = &procs->spec;
     snprintf(number, sizeof(number), "%d", rank);
     snprintf(count, sizeof(count), "%d", spec->num_ranks);
+    place_on_host(spec, rank, &place, &neighbours);
+    snprintf(local_number, sizeof(local_number), "%d", place);
+    snprintf(local_count, sizeof(local_count), "%d", neighbours);
     int rc =
         setenv("RANK", number, 1) | setenv("WORLD_SIZE", count, 1) |
-        setenv("LOCAL_RANK", number, 1) | setenv("LOCAL_WORLD_SIZE", count, 1) |
+        setenv("LOCAL_RANK", local_number, 1) |
+        setenv("LOCAL_WORLD_SIZE", local_count, 1) |
         setenv("MASTER_ADDR", spec->master_addr ? spec->master_addr : "127.0.0.1", 1) |
         setenv("MASTER_PORT", procs->port, 1);
     if (procs->token[0])

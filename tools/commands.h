@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The subcommands of `heddle`: each gets its own name as argv[0] and returns the exit
+ * code. */
+#ifndef TOOLS_COMMANDS_H
+#define TOOLS_COMMANDS_H
+
+int command_run(int argc, char **argv);
+int command_demo(int argc, char **argv);
+int command_perf(int argc, char **argv);
+int command_info(int argc, char **argv);
+
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The `heddle` command: finds the subcommand. */
+#include <stdio.h>
+#include <string.h>
+
+#include "tools/commands.h"
+#include "heddle.h"
+#include "tools/options.h"
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"run", command_run, "start a program as N ranks on this machine"},
+    {"demo", command_demo, "watch N processes exchange real data"},
+    {"perf", command_perf, "measure a collective or point to point"},
+    {"info", command_info, "what this build and machine can do"},
+};
+
+static int help(void)
+{
+    printf("usage: heddle COMMAND [options]\n\n"
+           "Heddle moves data among the processes of distributed AI "
+           "programs.\n\ncommands:\n");
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        printf("  %-12s%s\n", commands[i].name, commands[i].help);
+    printf("  %-12s%s\n  %-12s%s\n\n"
+           "heddle COMMAND --help tells about one command.\n",
+           "help", "this text, or that of a command", "version", "version and build");
+    return TOOL_OK;
+}
+
+static int dispatch(int argc, char **argv)
+{
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (strcmp(argv[0], commands[i].name) == 0)
+            return commands[i].run(argc, argv);
+    return tool_usage_error("unknown command '%s' (see heddle help)", argv[0]);
+}
+
+int main(int argc, char **argv)
+{
+    static char help_flag[] = "--help";
+    const char *name = argc > 1 ? argv[1] : "help";
+    if (strcmp(name, "help") == 0 && argc > 2) {
+        char *args[] = {argv[2], help_flag, NULL};
+        return dispatch(2, args);
+    }
+    if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 ||
+        strcmp(name, "-h") == 0)
+        return help();
+    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        printf("heddle %s\n", hdl_version());
+        return TOOL_OK;
+    }
+    return dispatch(argc - 1, argv + 1);
+}
