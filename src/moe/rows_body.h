@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The loops of rows.c, compiled once for each processor variant.
+ *
+ * ROWS(name) names the variant's functions, ROWS_TARGET is its attribute, ROWS_F16 says
+ * that it has instructions for f16. The loops are written so that the compiler vectorises
+ * them: no branches, integer tests for NaN and infinity, blocks of fixed size in the
+ * first cache.
+ */
+
+ROWS_TARGET static void ROWS(load)(enum hdl_dtype dtype, const uint8_t *src, float *dst,
+                                   size_t n)
+{
+    if (dtype == HDL_BF16) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t v;
+            memcpy(&v, src + 2 * i, 2);
+            dst[i] = base_float_from_bits((uint32_t)v << 16);
+        }
+    } else if (dtype == HDL_F16) {
+        size_t i = 0;
+#if ROWS_F16
+        for (; i + 8 <= n; i += 8)
+            _mm256_storeu_ps(
+                dst + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(src + 2 * i))));
+#endif
+        for (; i < n; i++)
+            dst[i] = moe_load(HDL_F16, src, i);
+    } else {
+        memcpy(dst, src, n * sizeof(float));
+    }
+}
+
+ROWS_TARGET static void ROWS(store)(enum hdl_dtype dtype, uint8_t *dst, const float *src,
+                                    size_t n)
+{
+    if (dtype == HDL_BF16) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits = base_float_bits(src[i]);
+            uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+            uint32_t quiet = bits >> 16 | 0x40;
+            uint16_t v = (uint16_t)((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+            memcpy(dst + 2 * i, &v, 2);
+        }
+    } else if (dtype == HDL_F16) {
+        size_t i = 0;
+#if ROWS_F16
+        for (; i + 8 <= n; i += 8)
+            _mm_storeu_si128(
+                (void *)(dst + 2 * i),
+                _mm256_cvtps_ph(_mm256_loadu_ps(src + i),
+                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+        for (; i < n; i++)
+            moe_store(HDL_F16, dst, i, src[i]);
+    } else {
+        memcpy(dst, src, n * sizeof(float));
+    }
+}
+
+/* e4m3 of x * inverse: by bits where the result is normal, by an addition that leaves the
+ * fraction in the low bits where it is subnormal. */
+ROWS_TARGET static void ROWS(encode)(const float *x, float inverse, uint8_t *dst,
+                                     size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits = base_float_bits(x[i] * inverse);
+        uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
+        uint32_t capped = size > 0x43e00000 ? 0x43e00000 : size; /* 448 */
+        uint32_t normal = (capped - 0x3c000000 + 0x7ffff + (capped >> 20 & 1)) >> 20;
+        float shifted = base_float_from_bits(capped) + 16384.0f;
+        uint32_t small = base_float_bits(shifted) - 0x46800000;
+        uint32_t code = capped < 0x3c800000 ? small : normal; /* 2^-6 */
+        dst[i] = (uint8_t)(size > 0x7f800000 ? 0x7f : code | sign);
+    }
+}
+
+/* The largest finite magnitude, at least the floor. */
+ROWS_TARGET static float ROWS(amax)(const float *x, size_t n)
+{
+    uint32_t most = base_float_bits(MOE_AMAX_FLOOR);
+    for (size_t i = 0; i < n; i++) {
+        uint32_t size = base_float_bits(x[i]) & 0x7fffffff;
+        uint32_t finite = size < 0x7f800000 ? size : 0;
+        most = finite > most ? finite : most;
+    }
+    return base_float_from_bits(most);
+}
+
+ROWS_TARGET static void ROWS(quantise)(enum hdl_moe_format format, enum hdl_dtype dtype,
+                                       const void *src, uint32_t hidden, uint8_t *data,
+                                       void *scales)
+{
+    float x[MOE_SCALE_GROUP];
+    size_t width = dtype == HDL_F32 ? 4 : 2;
+    for (uint32_t g = 0, at = 0; at < hidden; g++, at += MOE_SCALE_GROUP) {
+        size_t n = hidden - at < MOE_SCALE_GROUP ? hidden - at : MOE_SCALE_GROUP;
+        ROWS(load)(dtype, (const uint8_t *)src + at * width, x, n);
+        struct moe_scale s = moe_scale_of(format, ROWS(amax)(x, n));
+        ROWS(encode)(x, s.inverse, data + at, n);
+        moe_put_scale(format, scales, g, s);
+    }
+}
+
+/* acc += weight * x, or acc += x. */
+ROWS_TARGET static void ROWS(add)(float *acc, const float *x, const float *weight,
+                                  size_t n)
+{
+    if (weight) {
+        float w = *weight;
+        for (size_t i = 0; i < n; i++)
+            acc[i] = __builtin_fmaf(w, x[i], acc[i]);
+    } else {
+        for (size_t i = 0; i < n; i++)
+            acc[i] += x[i];
+    }
+}
+
+ROWS_TARGET static void ROWS(flush)(uint8_t *dst, const uint8_t *src, size_t bytes,
+                                    bool stream)
+{
+    size_t i = 0;
+#if ROWS_STREAM
+    if (stream && ((uintptr_t)dst & 31) == 0) {
+        for (; i + 32 <= bytes; i += 32)
+            _mm256_stream_si256((void *)(dst + i),
+                                _mm256_loadu_si256((const void *)(src + i)));
+    }
+#else
+    (void)stream;
+#endif
+    if (i < bytes)
+        memcpy(dst + i, src + i, bytes - i);
+}
+
+ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
+                                   const void *const *srcs, const float *weights,
+                                   size_t n, bool stream)
+{
+    size_t width = w->dtype == HDL_F32 ? 4 : 2;
+    float acc[ROWS_BLOCK], x[ROWS_BLOCK];
+    uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
+    for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
+        size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
+        if (weights) {
+            memset(acc, 0, sizeof(acc));
+            for (size_t i = 0; i < n; i++) {
+                ROWS(load)(w->dtype, (const uint8_t *)srcs[i] + at * width, x, m);
+                ROWS(add)(acc, x, &weights[i], m);
+            }
+        } else {
+            ROWS(load)(w->dtype, (const uint8_t *)srcs[0] + at * width, acc, m);
+        }
+        if (w->kind == HDL_MOE_WIRE_FP8) {
+            uint8_t *scales = (uint8_t *)dst + w->scale_offset;
+            ROWS(quantise)
+            (HDL_MOE_FP8, HDL_F32, acc, (uint32_t)m, (uint8_t *)dst + at,
+             scales + at / MOE_SCALE_GROUP * sizeof(float));
+            continue;
+        }
+        size_t out = w->kind == HDL_MOE_WIRE_F32 ? 4 : width;
+        ROWS(store)(out == 4 ? HDL_F32 : w->dtype, packed, acc, m);
+        ROWS(flush)((uint8_t *)dst + at * out, packed, m * out, stream);
+    }
+}
+
+/* e4m3 with its scales; block by block, `at` is a multiple of the group. */
+ROWS_TARGET static void ROWS(decode)(const uint8_t *data, const uint8_t *scales,
+                                     float *dst, size_t n)
+{
+    for (size_t g = 0; g < n; g += MOE_SCALE_GROUP) {
+        size_t m = n - g < MOE_SCALE_GROUP ? n - g : MOE_SCALE_GROUP;
+        float scale;
+        memcpy(&scale, scales + g / MOE_SCALE_GROUP * sizeof(float), sizeof(float));
+        for (size_t i = 0; i < m; i++) {
+            uint32_t code = data[g + i];
+            uint32_t size = code & 0x7f;
+            float value = base_float_from_bits(size << 20) * 0x1p120f;
+            uint32_t bits = base_float_bits(value) | (code & 0x80) << 24;
+            bits = size == 0x7f ? 0x7fc00000 | (code & 0x80) << 24 : bits;
+            dst[g + i] = base_float_from_bits(bits) * scale;
+        }
+    }
+}
+
+ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
+                                   const struct moe_take *t, bool stream)
+{
+    size_t width = w->dtype == HDL_F32 ? 4 : 2;
+    float acc[ROWS_BLOCK], x[ROWS_BLOCK];
+    uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
+    for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
+        size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
+        memset(acc, 0, sizeof(acc));
+        for (size_t i = 0; i < t->n; i++) {
+            const uint8_t *part = t->parts[i];
+            if (w->kind == HDL_MOE_WIRE_FP8)
+                ROWS(decode)
+                (part + at, part + w->scale_offset + at / MOE_SCALE_GROUP * sizeof(float),
+                 x, m);
+            else if (w->kind == HDL_MOE_WIRE_F32)
+                memcpy(x, part + at * 4, m * 4);
+            else
+                ROWS(load)(w->dtype, part + at * width, x, m);
+            ROWS(add)(acc, x, t->weights ? &t->weights[i] : NULL, m);
+        }
+        for (int b = 0; b < 2; b++) {
+            if (!t->bias[b])
+                continue;
+            ROWS(load)(w->dtype, (const uint8_t *)t->bias[b] + at * width, x, m);
+            ROWS(add)(acc, x, NULL, m);
+        }
+        if (t->accumulate) {
+            ROWS(load)(w->dtype, (const uint8_t *)dst + at * width, x, m);
+            ROWS(add)(acc, x, NULL, m);
+        }
+        ROWS(store)(w->dtype, packed, acc, m);
+        ROWS(flush)((uint8_t *)dst + at * width, packed, m * width, stream);
+    }
+}
+
+ROWS_TARGET static void ROWS(copy)(void *const *dst, size_t n, const uint8_t *src,
+                                   size_t bytes, bool stream)
+{
+    size_t i = 0;
+#if ROWS_STREAM
+    bool aligned = stream;
+    for (size_t d = 0; d < n; d++)
+        aligned = aligned && ((uintptr_t)dst[d] & 31) == 0;
+    for (; aligned && i + 64 <= bytes; i += 64) {
+        __m256i a = _mm256_loadu_si256((const void *)(src + i));
+        __m256i b = _mm256_loadu_si256((const void *)(src + i + 32));
+        for (size_t d = 0; d < n; d++) {
+            _mm256_stream_si256((void *)((uint8_t *)dst[d] + i), a);
+            _mm256_stream_si256((void *)((uint8_t *)dst[d] + i + 32), b);
+        }
+    }
+#else
+    (void)stream;
+#endif
+    for (size_t d = 0; d < n; d++)
+        memcpy((uint8_t *)dst[d] + i, src + i, bytes - i);
+}
+
+static const struct rows_table ROWS(table) = {
+    .name = ROWS_NAME,
+    .copy = ROWS(copy),
+    .quantise = ROWS(quantise),
+    .give = ROWS(give),
+    .take = ROWS(take),
+};
