@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# All tests, quick ones first. The last line is "N passed, N failed, N skipped".
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
+# shellcheck source=scripts/setup.sh
+. scripts/setup.sh
+
+mkdir -p build-check
+results=$PWD/build-check/results
+: >"$results"
+begin=$SECONDS
+jobs=$(nproc)
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0:allocator_may_return_null=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1:halt_on_error=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+
+# record pass|fail|skip NAME [WHY]
+record() {
+    printf '%s\t%s\n' "$1" "$2" >>"$results"
+    [ "$1" = pass ] || printf '%s %s %s\n' "$1" "$2" "${3:-}"
+}
+
+part() { printf '\n== %s (%d s)\n' "$1" $((SECONDS - begin)); }
+
+# try NAME COMMAND...: one test; its output is shown when it fails.
+try() {
+    local name=$1 log=build-check/${1//[^a-zA-Z0-9]/_}.log
+    shift
+    if "$@" >"$log" 2>&1 </dev/null; then
+        record pass "$name"
+    elif [ $? = 77 ]; then
+        record skip "$name" "$(tail -n 1 "$log")"
+    else
+        record fail "$name"
+        tail -n 60 "$log"
+    fi
+}
+
+# meson_tests FOLDER PREFIX ARG...: runs the tests of a build and counts each.
+meson_tests() {
+    local folder=$1 prefix=$2
+    shift 2
+    rm -f "$folder/meson-logs/testlog.json"
+    ${wrapper:-} meson test -C "$folder" --no-rebuild --num-processes "$jobs" --print-errorlogs "$@" \
+        </dev/null | grep -v ' OK  *[0-9.]*s$\|^$' | tail -n 200
+    scripts/count_tests.py "$folder/meson-logs/testlog.json" "$prefix" >>"$results" ||
+        record fail "$prefix: tests ran"
+}
+
+check_style() {
+    part style
+    need_style
+    try format scripts/check_format.sh
+    try layers scripts/check_layers.py
+    try style scripts/check_style.py
+    try spelling scripts/check_spelling.sh
+    try shellcheck scripts/check_shell.sh
+    try headers scripts/check_headers.sh
+}
+
+# The build that the tests run in: warnings are errors.
+main_build() {
+    [ -n "${main_built:-}" ] && return
+    part build
+    try build build_in build-check/main -Dwerror=true
+    main_built=1
+    try symbols scripts/check_symbols.py build-check/main/src/libheddle.so
+    try libraries scripts/check_libraries.sh build-check/main/src/libheddle.so
+}
+
+check_suite() {
+    main_build
+    part "$1"
+    meson_tests build-check/main "$1" --suite "$1"
+}
+
+# Tests of the suite `native` need speed or memory that sanitizers do not leave.
+check_asan() {
+    part "asan and ubsan"
+    try "build asan" build_in build-check/asan -Dwerror=true -Db_sanitize=address,undefined -Dcuda=disabled
+    meson_tests build-check/asan asan --no-suite native --timeout-multiplier 4
+}
+
+# Suite `tsan`: tests whose threads share memory. Randomised addresses collide with TSan's map.
+check_tsan() {
+    part tsan
+    try "build tsan" build_in build-check/tsan -Dwerror=true -Db_sanitize=thread -Dcuda=disabled
+    local wrapper=
+    setarch "$(uname -m)" -R true 2>/dev/null && wrapper="setarch $(uname -m) -R"
+    meson_tests build-check/tsan tsan --suite tsan --timeout-multiplier 4
+}
+
+check_fuzz() {
+    part fuzz
+    need_fuzzer
+    CC=clang try "build fuzz" build_in build-check/fuzz -Dfuzz=true -Dtests=false -Dtools=false \
+        -Dcuda=disabled -Dman=disabled -Db_sanitize=address,undefined -Db_lundef=false
+    local seconds=${HEDDLE_FUZZ_SECONDS:-60}
+    scripts/fuzz.sh build-check/fuzz "$seconds" "$jobs" | tee build-check/fuzz.out
+    sed -n 's/^\(pass\|fail\) \(.*\)/\1\t\2/p' build-check/fuzz.out >>"$results"
+}
+
+check_builds() {
+    part builds
+    need_cross
+    if have nvcc || [ -x /usr/local/cuda/bin/nvcc ]; then
+        try "build with nvcc" build_in build-check/cuda -Dwerror=true -Dcuda=enabled -Dtests=false
+    else
+        record skip "build with nvcc" "nvcc not found"
+    fi
+    try "build without nvcc" build_in build-check/nocuda -Dwerror=true -Dcuda=disabled -Dtests=false
+    try "build asan" build_in build-check/asan -Dwerror=true -Db_sanitize=address,undefined -Dcuda=disabled
+    try "build tsan" build_in build-check/tsan -Dwerror=true -Db_sanitize=thread -Dcuda=disabled
+    try "build aarch64" scripts/build_aarch64.sh build-check/aarch64
+    try "build and install release" scripts/check_install.sh build-check/release
+}
+
+run_part() {
+    case "$1" in
+    all) for p in style unit sim ranks asan tsan fuzz builds; do run_part "$p"; done ;;
+    style) check_style ;;
+    unit | sim | ranks) check_suite "$1" ;;
+    asan) check_asan ;;
+    tsan) check_tsan ;;
+    fuzz) check_fuzz ;;
+    builds) check_builds ;;
+    *)
+        echo "run: unknown part '$1' of check" >&2
+        exit 2
+        ;;
+    esac
+}
+
+need_build
+[ $# -gt 0 ] || set -- all
+for p in "$@"; do
+    run_part "$p"
+done
+
+# A build that two parts need is one test.
+sort -u -t $'\t' -k 2,2 -k 1,1 "$results" >"$results.unique"
+passed=$(grep -c '^pass' "$results.unique")
+failed=$(grep -c '^fail' "$results.unique")
+skipped=$(grep -c '^skip' "$results.unique")
+printf '\ntime %d s\n' $((SECONDS - begin))
+grep '^fail' "$results.unique" | sed 's/\t/ /'
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
