@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bounds-checked cursors over bytes: little-endian numbers, counted strings. The first read or
- * write that does not fit sets `failed`, and from then on reads give 0 and writes do nothing:
- * so a message is decoded straight through and checked once at its end. */
+/* Bounds-checked cursors over bytes: little-endian numbers, counted strings. The first
+ * read or write that does not fit sets `failed`, and from then on reads give 0 and writes
+ * do nothing: so a message is decoded straight through and checked once at its end. */
 #ifndef BASE_BYTES_H
 #define BASE_BYTES_H
 

@@ -12,7 +12,9 @@
 
 static const struct base_knob knobs[] = {
 #define BASE_KNOB(field, variable, kind, standard, help)                                 \
-    {variable, #kind, standard, help, BASE_KNOB_##kind, offsetof(struct base_config, field)},
+    {variable,         #kind,                                                            \
+     standard,         help,                                                             \
+     BASE_KNOB_##kind, offsetof(struct base_config, field)},
 #include "base/config.def"
 #undef BASE_KNOB
 };
@@ -42,7 +44,8 @@ static enum hdl_status set_string(struct base_config_string *out, const char *te
 {
     size_t length = strlen(text);
     if (length >= sizeof(out->text))
-        return base_fail(HDL_EINVAL, "%zu bytes exceed %zu", length, sizeof(out->text) - 1);
+        return base_fail(HDL_EINVAL, "%zu bytes exceed %zu", length,
+                         sizeof(out->text) - 1);
     memset(out->text, 0, sizeof(out->text));
     memcpy(out->text, text, length);
     return HDL_OK;

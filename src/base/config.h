@@ -56,12 +56,13 @@ void base_knob_format(const struct base_config *config, const struct base_knob *
 
 void base_config_default(struct base_config *config);
 
-/* Sets one knob by its variable's name; HDL_EINVAL names variable, value and what is wrong. */
+/* Sets one knob by its variable's name; HDL_EINVAL names variable, value and what is
+ * wrong. */
 enum hdl_status base_config_set(struct base_config *config, const char *variable,
                                 const char *value);
 
-/* Defaults, then every variable that is set to a non-empty text. HDL_EINVAL at the first bad
- * value. An unknown HEDDLE_* variable is no error: other programs may own it. */
+/* Defaults, then every variable that is set to a non-empty text. HDL_EINVAL at the first
+ * bad value. An unknown HEDDLE_* variable is no error: other programs may own it. */
 enum hdl_status base_config_load(struct base_config *config);
 
 #endif

@@ -43,14 +43,15 @@ void *base_alloc(struct base_env *env, size_t count, size_t size)
     return ptr;
 }
 
-/* The injected allocator promises no more than the alignment of malloc, so an aligned block
- * is cut from a larger one whose address is kept in the word before it. */
+/* The injected allocator promises no more than the alignment of malloc, so an aligned
+ * block is cut from a larger one whose address is kept in the word before it. */
 void *base_alloc_aligned(struct base_env *env, size_t align, size_t count, size_t size)
 {
     size_t bytes;
     size_t padded;
     if (align < 16 || align > 4096 || !base_is_power_of_2(align)) {
-        base_fail(HDL_EINTERNAL, "alignment %zu is not a power of 2 from 16 to 4096", align);
+        base_fail(HDL_EINTERNAL, "alignment %zu is not a power of 2 from 16 to 4096",
+                  align);
         return NULL;
     }
     if (!base_mul_size(count, size, &bytes) ||
@@ -78,7 +79,8 @@ char *base_strdup(struct base_env *env, const char *text)
     return copy;
 }
 
-void *base_grow(struct base_env *env, void *ptr, size_t old_count, size_t count, size_t size)
+void *base_grow(struct base_env *env, void *ptr, size_t old_count, size_t count,
+                size_t size)
 {
     void *larger = base_alloc(env, count, size);
     if (!larger)

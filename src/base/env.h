@@ -40,8 +40,8 @@ void base_env_init(struct base_env *env);
 
 int64_t base_env_now(const struct base_env *env);
 
-/* `count` * `size` zeroed bytes aligned for any type. NULL with HDL_ENOMEM's detail text on
- * failure or overflow. A product of 0 gives a valid pointer. */
+/* `count` * `size` zeroed bytes aligned for any type. NULL with HDL_ENOMEM's detail text
+ * on failure or overflow. A product of 0 gives a valid pointer. */
 void *base_alloc(struct base_env *env, size_t count, size_t size);
 
 /* The same at a multiple of `align`, a power of 2 from 16 to 4096. */
@@ -50,9 +50,10 @@ void *base_alloc_aligned(struct base_env *env, size_t align, size_t count, size_
 /* A copy of a string; NULL with detail text on failure. */
 char *base_strdup(struct base_env *env, const char *text);
 
-/* A larger (or smaller) copy of `ptr`, which is released; new bytes are zero. On failure NULL,
- * and `ptr` stays valid. */
-void *base_grow(struct base_env *env, void *ptr, size_t old_count, size_t count, size_t size);
+/* A larger (or smaller) copy of `ptr`, which is released; new bytes are zero. On failure
+ * NULL, and `ptr` stays valid. */
+void *base_grow(struct base_env *env, void *ptr, size_t old_count, size_t count,
+                size_t size);
 
 /* Release what base_alloc / base_alloc_aligned gave; NULL is accepted. */
 void base_free(struct base_env *env, void *ptr);

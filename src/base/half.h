@@ -41,9 +41,10 @@ static inline uint16_t base_bf16_from_float(float value)
 }
 
 /* The magnitude bits of a float (not NaN, below the type's overflow) in a type with
- * `fraction_bits` and `bias`: one rounding for normal and subnormal results alike, and a carry
- * out of the fraction lands in the exponent, where it belongs. */
-static inline uint32_t base_small_round(uint32_t magnitude, unsigned fraction_bits, int bias)
+ * `fraction_bits` and `bias`: one rounding for normal and subnormal results alike, and a
+ * carry out of the fraction lands in the exponent, where it belongs. */
+static inline uint32_t base_small_round(uint32_t magnitude, unsigned fraction_bits,
+                                        int bias)
 {
     int exponent = (int)(magnitude >> 23) - 127 + bias;
     unsigned drop = 23 - fraction_bits;
@@ -63,12 +64,14 @@ static inline uint32_t base_small_round(uint32_t magnitude, unsigned fraction_bi
 }
 
 /* A magnitude of a small type as float: exact for all four. */
-static inline float base_small_expand(uint32_t magnitude, unsigned fraction_bits, int bias)
+static inline float base_small_expand(uint32_t magnitude, unsigned fraction_bits,
+                                      int bias)
 {
     uint32_t exponent = magnitude >> fraction_bits;
     uint32_t fraction = magnitude & ((UINT32_C(1) << fraction_bits) - 1);
     if (exponent == 0) {
-        float unit = base_float_from_bits((uint32_t)(127 + 1 - bias - (int)fraction_bits) << 23);
+        float unit =
+            base_float_from_bits((uint32_t)(127 + 1 - bias - (int)fraction_bits) << 23);
         return (float)fraction * unit;
     }
     return base_float_from_bits((exponent + (uint32_t)(127 - bias)) << 23 |
@@ -93,7 +96,8 @@ static inline float base_f16_to_float(uint16_t value)
     uint32_t magnitude = value & 0x7fff;
     if (magnitude >= 0x7c00)
         return base_float_from_bits(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
-    return base_float_from_bits(sign | base_float_bits(base_small_expand(magnitude, 10, 15)));
+    return base_float_from_bits(sign |
+                                base_float_bits(base_small_expand(magnitude, 10, 15)));
 }
 
 static inline uint8_t base_e5m2_from_float(float value)
@@ -129,7 +133,8 @@ static inline float base_e4m3_to_float(uint8_t value)
     uint32_t magnitude = value & 0x7f;
     if (magnitude == 0x7f)
         return base_float_from_bits(sign | 0x7fc00000);
-    return base_float_from_bits(sign | base_float_bits(base_small_expand(magnitude, 3, 7)));
+    return base_float_from_bits(sign |
+                                base_float_bits(base_small_expand(magnitude, 3, 7)));
 }
 
 #endif

@@ -15,7 +15,7 @@ struct base_list {
 };
 
 #define base_container_of(ptr, type, member)                                             \
-    ((type *)(void *)((char *)(ptr) - offsetof(type, member)))
+    ((type *)(void *)((char *)(ptr)-offsetof(type, member)))
 
 /* Visits every node; the current one may be removed while visited. */
 #define base_list_each(node, after, head)                                                \

@@ -22,8 +22,8 @@ static void log_to_stderr(const struct base_env *env, enum base_log_level level,
         length = snprintf(text, sizeof(text), "heddle %s rank %d: %s\n",
                           base_log_level_name(level), env->log_rank, line);
     else
-        length = snprintf(text, sizeof(text), "heddle %s: %s\n", base_log_level_name(level),
-                          line);
+        length = snprintf(text, sizeof(text), "heddle %s: %s\n",
+                          base_log_level_name(level), line);
     if (length <= 0)
         return;
     size_t bytes = (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1;
@@ -31,7 +31,8 @@ static void log_to_stderr(const struct base_env *env, enum base_log_level level,
     (void)written;
 }
 
-void base_log_write(struct base_env *env, enum base_log_level level, const char *format, ...)
+void base_log_write(struct base_env *env, enum base_log_level level, const char *format,
+                    ...)
 {
     char line[1024];
     va_list args;

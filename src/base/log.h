@@ -5,9 +5,10 @@
 
 #include "base/env.h"
 
-/* Formats one line (lower case, `key value` words, no newline) and hands it to the sink. */
-void base_log_write(struct base_env *env, enum base_log_level level, const char *format, ...)
-    BASE_PRINTF(3, 4);
+/* Formats one line (lower case, `key value` words, no newline) and hands it to the sink.
+ */
+void base_log_write(struct base_env *env, enum base_log_level level, const char *format,
+                    ...) BASE_PRINTF(3, 4);
 
 const char *base_log_level_name(enum base_log_level level);
 

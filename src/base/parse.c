@@ -24,7 +24,8 @@ static int hex_value(char c)
     return -1;
 }
 
-/* Reads digits of `base` and moves *text behind them; false if there are none or too many. */
+/* Reads digits of `base` and moves *text behind them; false if there are none or too
+ * many. */
 static bool take_number(const char **text, unsigned base, uint64_t *out)
 {
     const char *p = *text;
@@ -156,8 +157,8 @@ static uint64_t unit_ns(const char *unit)
         const char *name;
         uint64_t ns;
     } units[] = {
-        {"", 1000000000},  {"s", 1000000000}, {"ms", 1000000},
-        {"us", 1000},      {"ns", 1},         {"min", 60000000000},
+        {"", 1000000000}, {"s", 1000000000}, {"ms", 1000000},
+        {"us", 1000},     {"ns", 1},         {"min", 60000000000},
     };
     for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
         if (strcmp(unit, units[i].name) == 0)
@@ -181,8 +182,10 @@ enum hdl_status base_parse_duration(const char *text, int64_t *out_ns)
     }
     uint64_t unit = valid ? unit_ns(p) : 0;
     if (unit == 0 || whole > (uint64_t)INT64_MAX / unit - 1)
-        return base_fail(HDL_EINVAL, "'%.64s' is not a duration such as 500ms or 5s", text);
-    /* fraction < scale <= 10^9 and unit <= 6 * 10^10: the product needs more than 64 bits. */
+        return base_fail(HDL_EINVAL, "'%.64s' is not a duration such as 500ms or 5s",
+                         text);
+    /* fraction < scale <= 10^9 and unit <= 6 * 10^10: the product needs more than 64
+     * bits. */
     unsigned __int128 part = (unsigned __int128)fraction * unit / scale;
     *out_ns = (int64_t)(whole * unit + (uint64_t)part);
     return HDL_OK;
@@ -190,14 +193,16 @@ enum hdl_status base_parse_duration(const char *text, int64_t *out_ns)
 
 enum hdl_status base_parse_bool(const char *text, bool *out)
 {
-    static const char *const names[] = {"0", "1", "no", "yes", "false", "true", "off", "on"};
+    static const char *const names[] = {"0",     "1",    "no",  "yes",
+                                        "false", "true", "off", "on"};
     for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         if (strcmp(text, names[i]) == 0) {
             *out = i % 2 == 1;
             return HDL_OK;
         }
     }
-    return base_fail(HDL_EINVAL, "'%.64s' is none of 0, 1, no, yes, false, true, off, on", text);
+    return base_fail(HDL_EINVAL, "'%.64s' is none of 0, 1, no, yes, false, true, off, on",
+                     text);
 }
 
 /* The host part without brackets: its first byte, length, and what follows it. */
@@ -244,7 +249,8 @@ enum hdl_status base_parse_hex(const char *text, uint8_t *out, size_t size)
     size_t length = strlen(text);
     size_t digits = strspn(text, "0123456789abcdefABCDEF");
     if (length != digits || length / 2 != size || length % 2)
-        return base_fail(HDL_EINVAL, "%zu hexadecimal digits expected, %zu of %zu bytes are",
+        return base_fail(HDL_EINVAL,
+                         "%zu hexadecimal digits expected, %zu of %zu bytes are",
                          2 * size, digits, length);
     for (size_t i = 0; i < size; i++)
         out[i] = (uint8_t)(hex_value(text[2 * i]) * 16 + hex_value(text[2 * i + 1]));

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsers of what people type: numbers, sizes, durations, lists, addresses. The whole text must
- * match; on failure HDL_EINVAL with the text and the reason, and the output is untouched. */
+/* Parsers of what people type: numbers, sizes, durations, lists, addresses. The whole
+ * text must match; on failure HDL_EINVAL with the text and the reason, and the output is
+ * untouched. */
 #ifndef BASE_PARSE_H
 #define BASE_PARSE_H
 
@@ -30,7 +31,8 @@ enum hdl_status base_parse_size(const char *text, uint64_t *out);
 enum hdl_status base_parse_size_list(const char *text, uint64_t *out, size_t max,
                                      size_t *count);
 
-/* A number with ns, us, ms, s or min, decimals allowed ("0.5s"); without a unit seconds. */
+/* A number with ns, us, ms, s or min, decimals allowed ("0.5s"); without a unit seconds.
+ */
 enum hdl_status base_parse_duration(const char *text, int64_t *out_ns);
 
 /* 1, yes, true, on, 0, no, false, off. */

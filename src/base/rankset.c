@@ -90,7 +90,8 @@ bool base_rank_set_equal(const struct base_rank_set *a, const struct base_rank_s
     return true;
 }
 
-bool base_rank_set_intersects(const struct base_rank_set *a, const struct base_rank_set *b)
+bool base_rank_set_intersects(const struct base_rank_set *a,
+                              const struct base_rank_set *b)
 {
     for (uint32_t w = 0; w < a->num_words; w++) {
         if (a->words[w] & word_or_0(b, w))
@@ -125,7 +126,8 @@ void base_rank_set_intersect(struct base_rank_set *dst, const struct base_rank_s
         dst->words[w] &= word_or_0(src, w);
 }
 
-void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words, uint32_t num_words)
+void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words,
+                            uint32_t num_words)
 {
     for (uint32_t w = 0; w < num_words; w++)
         words[w] = word_or_0(set, w);
@@ -167,7 +169,8 @@ char *base_rank_set_format(const struct base_rank_set *set, char *text, size_t s
         size_t length = strlen(run);
         size_t reserve = next == UINT32_MAX ? 0 : 3;
         if (used + length + reserve + 1 > size) {
-            snprintf(text + base_min_size(used, size - base_min_size(size, 4)), 4, "...");
+            size_t where = base_min_size(used, size - base_min_size(size, 4));
+            snprintf(text + where, size - where, "...");
             return text;
         }
         memcpy(text + used, run, length + 1);

@@ -29,7 +29,8 @@ static inline uint32_t base_rank_set_words(uint32_t capacity)
 /* Bytes of a set inside a larger allocation; base_rank_set_init makes it empty. */
 static inline size_t base_rank_set_bytes(uint32_t capacity)
 {
-    return sizeof(struct base_rank_set) + base_rank_set_words(capacity) * sizeof(uint64_t);
+    return sizeof(struct base_rank_set) +
+           base_rank_set_words(capacity) * sizeof(uint64_t);
 }
 
 static inline void base_rank_set_init(struct base_rank_set *set, uint32_t capacity)
@@ -79,7 +80,8 @@ uint32_t base_rank_set_next(const struct base_rank_set *set, uint32_t from);
 uint32_t base_rank_set_size(const struct base_rank_set *set);
 
 bool base_rank_set_equal(const struct base_rank_set *a, const struct base_rank_set *b);
-bool base_rank_set_intersects(const struct base_rank_set *a, const struct base_rank_set *b);
+bool base_rank_set_intersects(const struct base_rank_set *a,
+                              const struct base_rank_set *b);
 
 /* Members of `src` at or above the capacity of `dst` are dropped. */
 void base_rank_set_copy(struct base_rank_set *dst, const struct base_rank_set *src);
@@ -88,12 +90,13 @@ void base_rank_set_subtract(struct base_rank_set *dst, const struct base_rank_se
 void base_rank_set_intersect(struct base_rank_set *dst, const struct base_rank_set *src);
 
 /* To and from plain words: missing words are 0, surplus ones are ignored. */
-void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words, uint32_t num_words);
+void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words,
+                            uint32_t num_words);
 void base_rank_set_from_words(struct base_rank_set *set, const uint64_t *words,
                               uint32_t num_words);
 
-/* Writes "0-2,5" into text, always terminated, cut with "..." if it does not fit; "none" if
- * empty. Returns text. */
+/* Writes "0-2,5" into text, always terminated, cut with "..." if it does not fit; "none"
+ * if empty. Returns text. */
 char *base_rank_set_format(const struct base_rank_set *set, char *text, size_t size);
 
 #endif

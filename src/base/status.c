@@ -32,7 +32,8 @@ enum hdl_status base_fail(enum hdl_status status, const char *format, ...)
     return status;
 }
 
-enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *format, ...)
+enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *format,
+                                ...)
 {
     va_list args;
     va_start(args, format);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Status names and the thread's detail text, which says what was wrong with which values. */
+/* Status names and the thread's detail text, which says what was wrong with which values.
+ */
 #ifndef BASE_STATUS_H
 #define BASE_STATUS_H
 
@@ -14,13 +15,14 @@ enum { BASE_DETAIL_BYTES = 512 };
 
 /* Sets the calling thread's detail text and returns `status`. The format may use the old
  * text: base_detail() stays valid while it is formatted. */
-enum hdl_status base_fail(enum hdl_status status, const char *format, ...) BASE_PRINTF(2, 3);
+enum hdl_status base_fail(enum hdl_status status, const char *format, ...)
+    BASE_PRINTF(2, 3);
 enum hdl_status base_vfail(enum hdl_status status, const char *format, va_list args)
     BASE_PRINTF(2, 0);
 
 /* base_fail with ": <strerror(error)>" appended. */
-enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *format, ...)
-    BASE_PRINTF(3, 4);
+enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *format,
+                                ...) BASE_PRINTF(3, 4);
 
 /* Adds to the detail text: for callers that know more than the one who failed. */
 void base_fail_append(const char *format, ...) BASE_PRINTF(1, 2);
