@@ -38,6 +38,7 @@ struct net_exchange {
     uint8_t host_id[16];        /* equal = descriptors can be passed, memory shared */
     char socket_name[64];       /* of the control thread's unix socket, without leading 0 */
     int32_t pid;
+    int32_t rank;               /* of the job; -1 = unknown */
     char interface_address[64]; /* numeric address fabric listens on; "" = fabric is off */
     /* Asks the process behind socket_name for the descriptor it offers as (id, key).
      * HDL_EPEER: gone; HDL_EINVAL: no such id or key; HDL_ETIMEDOUT. Blocking. */
@@ -123,8 +124,11 @@ uint64_t net_put_done(const struct hdl_peer_window *remote);
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
 /* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. */
 int64_t net_remote_down_since(const struct hdl_peer_window *remote);
-/* Is the link down? Retrying goes on; only the control plane knows whether a peer is dead. */
+/* Is the link down, or the peer lost? Retrying goes on; only the control plane knows whether a
+ * peer is dead: it says so by net_rank_lost (any thread), which ends waits for its windows. */
 bool net_remote_failed(const struct hdl_peer_window *remote);
+bool net_remote_lost(const struct hdl_peer_window *remote);
+void net_rank_lost(struct net *net, int32_t rank);
 /* Reconnections of fabric links since creation; messages refused (bounds, key, format). */
 uint64_t net_reconnects(const struct net *net);
 uint64_t net_refused(const struct net *net);

@@ -1,0 +1,374 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fabric transport of a context: endpoint, registrations, polling, sleeping. */
+#include "net/fabric_impl.h"
+
+#include "base/log.h"
+#include "base/random.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+static const int64_t linger_ns = 500 * BASE_NS_PER_MS;
+
+void fabric_lock(struct net_fabric *fabric)
+{
+    for (unsigned spins = 0; !fabric_trylock(fabric); spins++) {
+        if (spins < 100)
+            base_cpu_relax();
+        else
+            sched_yield();
+    }
+}
+
+bool fabric_trylock(struct net_fabric *fabric)
+{
+    uint32_t none = 0;
+    return atomic_compare_exchange_strong_explicit(&fabric->lock, &none, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+void fabric_unlock(struct net_fabric *fabric)
+{
+    atomic_store_explicit(&fabric->lock, 0, memory_order_release);
+}
+
+const char *fabric_error(const struct net_fabric *fabric, ssize_t error)
+{
+    return fabric->lib.strerror((int)(error < 0 ? -error : error));
+}
+
+/* -------------------------------------------------------------------- open and close */
+
+static enum hdl_status fabric_failed(const struct net_fabric *fabric, const char *what,
+                                     int error)
+{
+    return base_fail(HDL_ESYSTEM, "fabric %s of %s: %s", what,
+                     fabric->info->fabric_attr->prov_name, fabric_error(fabric, error));
+}
+
+static enum hdl_status open_objects(struct net_fabric *fabric)
+{
+    struct fi_info *info = fabric->info;
+    int error = fabric->lib.fabric(info->fabric_attr, &fabric->fabric, NULL);
+    if (error)
+        return fabric_failed(fabric, "access", error);
+    error = fi_domain(fabric->fabric, info, &fabric->domain, NULL);
+    if (error)
+        return fabric_failed(fabric, "domain", error);
+    struct fi_av_attr av_attr = {.type = FI_AV_TABLE, .count = 64};
+    error = fi_av_open(fabric->domain, &av_attr, &fabric->av, NULL);
+    if (error)
+        return fabric_failed(fabric, "address vector", error);
+    struct fi_cq_attr cq_attr = {
+        .size = 1024, .format = FI_CQ_FORMAT_MSG, .wait_obj = FI_WAIT_FD};
+    error = fi_cq_open(fabric->domain, &cq_attr, &fabric->cq, NULL);
+    if (error)
+        return fabric_failed(fabric, "completion queue", error);
+    error = fi_endpoint(fabric->domain, info, &fabric->ep, NULL);
+    if (error)
+        return fabric_failed(fabric, "endpoint", error);
+    error = fi_ep_bind(fabric->ep, &fabric->av->fid, 0);
+    if (!error)
+        error = fi_ep_bind(fabric->ep, &fabric->cq->fid, FI_SEND | FI_RECV);
+    if (!error)
+        error = fi_enable(fabric->ep);
+    if (error)
+        return fabric_failed(fabric, "endpoint", error);
+    if (fi_control(&fabric->cq->fid, FI_GETWAIT, &fabric->wait_fd) != 0)
+        fabric->wait_fd = -1;
+    size_t length = sizeof(fabric->address);
+    error = fi_getname(&fabric->ep->fid, fabric->address, &length);
+    if (error)
+        return fabric_failed(fabric, "address", error);
+    fabric->address_length = (uint32_t)length;
+    return HDL_OK;
+}
+
+static void close_objects(struct net_fabric *fabric)
+{
+    if (fabric->ep)
+        fi_close(&fabric->ep->fid);
+    if (fabric->cq)
+        fi_close(&fabric->cq->fid);
+    if (fabric->av)
+        fi_close(&fabric->av->fid);
+    fabric_pool_close(fabric);
+    if (fabric->domain)
+        fi_close(&fabric->domain->fid);
+    if (fabric->fabric)
+        fi_close(&fabric->fabric->fid);
+}
+
+static void fabric_free(struct net_fabric *fabric)
+{
+    close_objects(fabric);
+    if (fabric->info)
+        fabric->lib.freeinfo(fabric->info);
+    fabric_pool_free(fabric);
+    base_free(fabric->env, fabric);
+}
+
+enum hdl_status net_fabric_create(struct net *net, struct net_fabric **out)
+{
+    struct net_fabric *fabric = base_alloc(net->env, 1, sizeof(*fabric));
+    if (!fabric)
+        return HDL_ENOMEM;
+    fabric->net = net;
+    fabric->env = net->env;
+    fabric->wait_fd = -1;
+    base_list_init(&fabric->links);
+    base_list_init(&fabric->busy);
+    base_list_init(&fabric->remotes);
+    for (size_t i = 0; i < FABRIC_BUCKETS; i++)
+        base_list_init(&fabric->windows[i]);
+    enum hdl_status status = base_random_u64(&fabric->secret);
+    if (status == HDL_OK)
+        status = net_fabric_lib_open(net->env, &fabric->lib);
+    if (status == HDL_OK)
+        status = net_fabric_choose(net->env, &fabric->lib, net->exchange.interface_address,
+                                   &fabric->info);
+    if (status != HDL_OK)
+        goto free_fabric;
+    fabric->local_mr = fabric->info->domain_attr->mr_mode & FI_MR_LOCAL;
+    snprintf(fabric->provider, sizeof(fabric->provider), "%s",
+             fabric->info->fabric_attr->prov_name);
+    snprintf(fabric->transport, sizeof(fabric->transport), "fabric:%s", fabric->provider);
+    status = open_objects(fabric);
+    if (status == HDL_OK)
+        status = fabric_pool_create(fabric);
+    if (status != HDL_OK)
+        goto free_fabric;
+    for (size_t i = 0; i < FABRIC_RECEIVES; i++)
+        fabric_receive_post(fabric, &fabric->receives[i]);
+    base_log_info(net->env, "fabric provider %s address %s", fabric->provider,
+                  net->exchange.interface_address);
+    *out = fabric;
+    return HDL_OK;
+
+free_fabric:
+    fabric_free(fabric);
+    return status;
+}
+
+/* Is something on its way that a peer may still wait for? */
+static bool fabric_unfinished(struct net_fabric *fabric)
+{
+    base_list_each(node, after, &fabric->links)
+    {
+        struct fabric_link *link = base_container_of(node, struct fabric_link, node);
+        if (!link->down_since && (link->base != link->tail || link->ack_owed))
+            return true;
+    }
+    return false;
+}
+
+void net_fabric_destroy(struct net_fabric *fabric)
+{
+    if (!fabric)
+        return;
+    int64_t deadline = base_now_ns() + linger_ns;
+    while (fabric_unfinished(fabric) && base_now_ns() < deadline) {
+        if (net_fabric_poll(fabric) == 0)
+            sched_yield();
+    }
+    close_objects(fabric);
+    fabric->ep = NULL;
+    fabric->cq = NULL;
+    fabric->av = NULL;
+    fabric->domain = NULL;
+    fabric->fabric = NULL;
+    base_list_each(node, after, &fabric->links)
+        fabric_link_free(fabric, base_container_of(node, struct fabric_link, node));
+    fabric_free(fabric);
+}
+
+const char *net_fabric_provider_name(const struct net_fabric *fabric)
+{
+    return fabric->provider;
+}
+
+const char *net_fabric_transport_name(const struct net_fabric *fabric)
+{
+    return fabric->transport;
+}
+
+struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric)
+{
+    return fabric->counters;
+}
+
+/* -------------------------------------------------------------------------- windows */
+
+enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window *window)
+{
+    bool chosen_by_provider = fabric->info->domain_attr->mr_mode & FI_MR_PROV_KEY;
+    uint64_t wish = 0;
+    if (!chosen_by_provider) {
+        enum hdl_status status = base_random_u64(&wish);
+        if (status != HDL_OK)
+            return status;
+        /* Some providers have room for fewer bytes, and keep the top bit for themselves. */
+        size_t bits = fabric->info->domain_attr->mr_key_size * 8;
+        wish &= bits >= 64 ? INT64_MAX : (UINT64_C(1) << bits) - 1;
+    }
+    struct fid_mr *mr;
+    fabric_lock(fabric);
+    int error = fi_mr_reg(fabric->domain, window->data, window->bytes, FI_REMOTE_WRITE, 0, wish,
+                          0, &mr, NULL);
+    if (!error && (fabric->info->domain_attr->mr_mode & FI_MR_ENDPOINT)) {
+        error = fi_mr_bind(mr, &fabric->ep->fid, 0);
+        if (!error)
+            error = fi_mr_enable(mr);
+    }
+    if (!error) {
+        window->mr = mr;
+        window->mr_key = fi_mr_key(mr);
+        bool virtual = fabric->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+        window->mr_base = virtual ? (uint64_t)(uintptr_t)window->data : 0;
+        base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS], &window->fabric_node);
+        atomic_fetch_add(&fabric->num_windows, 1);
+    }
+    fabric_unlock(fabric);
+    if (error)
+        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", window->bytes,
+                         fabric_error(fabric, error));
+    return HDL_OK;
+}
+
+void net_fabric_deregister(struct net_fabric *fabric, struct hdl_window *window)
+{
+    if (!window->mr)
+        return;
+    struct fid_mr *mr = window->mr;
+    fabric_lock(fabric);
+    base_list_remove(&window->fabric_node);
+    atomic_fetch_sub(&fabric->num_windows, 1);
+    fi_close(&mr->fid);
+    fabric_unlock(fabric);
+    window->mr = NULL;
+}
+
+void net_fabric_describe_window(const struct net_fabric *fabric,
+                                const struct hdl_window *window, struct net_handle *handle)
+{
+    memcpy(handle->provider, fabric->provider, sizeof(handle->provider));
+    memcpy(handle->address, fabric->address, fabric->address_length);
+    handle->address_length = fabric->address_length;
+    handle->secret = fabric->secret;
+    handle->mr_key = window->mr_key;
+    handle->mr_base = window->mr_base;
+}
+
+/* -------------------------------------------------------------------------- polling */
+
+static void handle_completion(struct net_fabric *fabric, struct fabric_op *op, size_t length,
+                              int error)
+{
+    switch (op->kind) {
+    case FABRIC_OP_MESSAGE:
+        fabric_message_done(fabric, (struct fabric_message *)op, error);
+        break;
+    case FABRIC_OP_WRITE:
+        fabric_write_done(fabric, (struct fabric_write *)op, error);
+        break;
+    case FABRIC_OP_RECEIVE:
+        if (error)
+            fabric_receive_post(fabric, (struct fabric_receive *)op);
+        else
+            fabric_receive_done(fabric, (struct fabric_receive *)op, length);
+        break;
+    }
+}
+
+static void handle_error(struct net_fabric *fabric)
+{
+    struct fi_cq_err_entry entry = {0};
+    if (fi_cq_readerr(fabric->cq, &entry, 0) != 1)
+        return;
+    base_log_debug(fabric->env, "fabric completion error %d (%s) provider error %d", entry.err,
+                   fabric_error(fabric, entry.err), entry.prov_errno);
+    if (entry.op_context)
+        handle_completion(fabric, entry.op_context, 0, entry.err ? entry.err : FI_EIO);
+}
+
+static int poll_completions(struct net_fabric *fabric)
+{
+    struct fi_cq_msg_entry entries[16];
+    int events = 0;
+    for (int round = 0; round < 4; round++) {
+        ssize_t count = fi_cq_read(fabric->cq, entries, 16);
+        if (count == -FI_EAVAIL) {
+            handle_error(fabric);
+            events++;
+            continue;
+        }
+        if (count <= 0)
+            break;
+        for (ssize_t i = 0; i < count; i++)
+            handle_completion(fabric, entries[i].op_context, entries[i].len, 0);
+        events += (int)count;
+        if (count < 16)
+            break;
+    }
+    return events;
+}
+
+static int poll_locked(struct net_fabric *fabric)
+{
+    int events = poll_completions(fabric);
+    if (base_list_empty(&fabric->busy))
+        return events;
+    int64_t now = base_now_ns();
+    base_list_each(node, after, &fabric->busy)
+    {
+        struct fabric_link *link = base_container_of(node, struct fabric_link, busy);
+        fabric_link_attend(fabric, link, events == 0, now);
+    }
+    return events;
+}
+
+int net_fabric_poll(struct net_fabric *fabric)
+{
+    if (!fabric_trylock(fabric))
+        return 0;
+    int events = poll_locked(fabric);
+    fabric_unlock(fabric);
+    if (events)
+        net_wake(fabric->net);
+    return events;
+}
+
+bool net_fabric_in_use(const struct net_fabric *fabric)
+{
+    return atomic_load_explicit(&fabric->num_windows, memory_order_relaxed) != 0;
+}
+
+bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout_ns)
+{
+    fabric_lock(fabric);
+    bool may_sleep = poll_locked(fabric) == 0;
+    int64_t due = BASE_FOREVER;
+    base_list_each(node, after, &fabric->busy)
+    {
+        struct fabric_link *link = base_container_of(node, struct fabric_link, busy);
+        if (link->ack_owed)
+            fabric_link_send_ack(fabric, link);
+        int64_t timer = fabric_link_timer(link);
+        due = timer < due ? timer : due;
+    }
+    struct fid *fids[] = {&fabric->cq->fid};
+    if (may_sleep)
+        may_sleep = fi_trywait(fabric->fabric, fids, 1) == FI_SUCCESS;
+    fabric_unlock(fabric);
+    *fd = fabric->wait_fd;
+    if (due != BASE_FOREVER) {
+        int64_t wait = due - base_now_ns();
+        wait = wait > 0 ? wait : 0;
+        if (*timeout_ns < 0 || wait < *timeout_ns)
+            *timeout_ns = wait;
+    }
+    if (!may_sleep)
+        net_wake(fabric->net);
+    return may_sleep;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening libfabric and choosing a provider. */
+#include "net/fabric_lib.h"
+
+#include "base/log.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib)
+{
+    const char *name = env->config.fabric_library.text;
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!handle) {
+        const char *why = dlerror();
+        return base_fail(HDL_ENOTSUP, "libfabric cannot be opened: %s", why ? why : name);
+    }
+    struct {
+        const char *name;
+        void **slot;
+    } symbols[] = {
+        {"fi_getinfo", (void **)&lib->getinfo},   {"fi_freeinfo", (void **)&lib->freeinfo},
+        {"fi_dupinfo", (void **)&lib->dupinfo},   {"fi_fabric", (void **)&lib->fabric},
+        {"fi_strerror", (void **)&lib->strerror}, {"fi_version", (void **)&lib->version},
+    };
+    for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
+        *symbols[i].slot = dlsym(handle, symbols[i].name);
+        if (!*symbols[i].slot) {
+            dlclose(handle);
+            return base_fail(HDL_ENOTSUP, "%s has no %s", name, symbols[i].name);
+        }
+    }
+    uint32_t version = lib->version();
+    if (FI_VERSION_LT(version, NET_FABRIC_API)) {
+        dlclose(handle);
+        return base_fail(HDL_ENOTSUP, "%s is version %u.%u, at least %u.%u is needed", name,
+                         FI_MAJOR(version), FI_MINOR(version), FI_MAJOR(NET_FABRIC_API),
+                         FI_MINOR(NET_FABRIC_API));
+    }
+    lib->handle = handle;
+    return HDL_OK;
+}
+
+static enum hdl_status hints_address(struct fi_info *hints, const char *address)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6};
+    const void *source;
+    size_t length;
+    if (inet_pton(AF_INET, address, &v4.sin_addr) == 1) {
+        hints->addr_format = FI_SOCKADDR_IN;
+        source = &v4;
+        length = sizeof(v4);
+    } else if (inet_pton(AF_INET6, address, &v6.sin6_addr) == 1) {
+        hints->addr_format = FI_SOCKADDR_IN6;
+        source = &v6;
+        length = sizeof(v6);
+    } else {
+        return base_fail(HDL_EINVAL, "\"%s\" is not a numeric address", address);
+    }
+    /* libfabric frees it. */
+    hints->src_addr = malloc(length);
+    if (!hints->src_addr)
+        return base_fail(HDL_ENOMEM, "no memory for fabric's hints");
+    memcpy(hints->src_addr, source, length);
+    hints->src_addrlen = length;
+    return HDL_OK;
+}
+
+static struct fi_info *make_hints(const struct net_fabric_lib *lib)
+{
+    struct fi_info *hints = lib->dupinfo(NULL);
+    if (!hints)
+        return NULL;
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->caps = FI_MSG | FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE |
+                  FI_SEND | FI_RECV;
+    hints->mode = FI_CONTEXT | FI_CONTEXT2;
+    hints->domain_attr->mr_mode =
+        FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+    hints->domain_attr->threading = FI_THREAD_DOMAIN;
+    hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
+    hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
+    hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->tx_attr->msg_order = FI_ORDER_SAS;
+    hints->rx_attr->msg_order = FI_ORDER_SAS;
+    return hints;
+}
+
+/* Asks for one provider; NULL name = any. *info stays NULL if there is none. */
+static enum hdl_status ask(const struct net_fabric_lib *lib, const char *address,
+                           const char *provider, struct fi_info **info)
+{
+    struct fi_info *hints = make_hints(lib);
+    if (!hints)
+        return base_fail(HDL_ENOMEM, "no memory for fabric's hints");
+    enum hdl_status status = HDL_OK;
+    /* Only providers over IP can be held to an interface by its address. */
+    bool over_ip = !provider || strncmp(provider, "efa", 3) != 0;
+    if (address && over_ip)
+        status = hints_address(hints, address);
+    if (status == HDL_OK && provider) {
+        hints->fabric_attr->prov_name = strdup(provider);
+        if (!hints->fabric_attr->prov_name)
+            status = base_fail(HDL_ENOMEM, "no memory for fabric's hints");
+    }
+    *info = NULL;
+    if (status == HDL_OK && lib->getinfo(NET_FABRIC_API, NULL, NULL, 0, hints, info) != 0)
+        *info = NULL;
+    lib->freeinfo(hints);
+    return status;
+}
+
+enum hdl_status net_fabric_choose(struct base_env *env, const struct net_fabric_lib *lib,
+                                  const char *address, struct fi_info **info)
+{
+    static const char *const preferred[] = {"efa", "verbs;ofi_rxm", "tcp;ofi_rxm", NULL};
+    const char *wish = env->config.fabric_provider.text;
+    if (wish[0]) {
+        enum hdl_status status = ask(lib, address, wish, info);
+        if (status == HDL_OK && !*info)
+            status = base_fail(HDL_ENOTSUP, "libfabric has no provider \"%s\" that qualifies on %s",
+                               wish, address ? address : "any address");
+        return status;
+    }
+    for (size_t i = 0; i < sizeof(preferred) / sizeof(preferred[0]); i++) {
+        enum hdl_status status = ask(lib, address, preferred[i], info);
+        if (status != HDL_OK || *info)
+            return status;
+    }
+    return base_fail(HDL_ENOTSUP, "libfabric has no provider that qualifies on %s",
+                     address ? address : "any address");
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers of the fabric transport: messages in slabs, writes, receives. */
+#include "net/fabric_impl.h"
+
+#include <string.h>
+
+/* A slab is one allocation and, if the provider wants it, one registration. Slabs are made
+ * when a link has room but no buffer is free: after the first busy moment never again. */
+struct fabric_slab {
+    struct base_list node;
+    struct fid_mr *mr;
+    uint8_t *bytes;
+    struct fabric_message messages[FABRIC_SLAB];
+};
+
+static size_t message_bytes(bool large)
+{
+    size_t small = sizeof(struct net_wire) + sizeof(struct net_wire_put) + FABRIC_SMALL_PAYLOAD;
+    return large ? (size_t)NET_WIRE_MAX : small;
+}
+
+static enum hdl_status pool_register(struct net_fabric *fabric, void *data, size_t bytes,
+                                     uint64_t access, struct fid_mr **mr)
+{
+    *mr = NULL;
+    if (!fabric->local_mr)
+        return HDL_OK;
+    int error = fi_mr_reg(fabric->domain, data, bytes, access, 0, 0, 0, mr, NULL);
+    if (error)
+        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
+                         fabric_error(fabric, error));
+    return HDL_OK;
+}
+
+static bool slab_add(struct net_fabric *fabric, bool large)
+{
+    size_t each = (message_bytes(large) + 63) & ~(size_t)63;
+    struct fabric_slab *slab = base_alloc(fabric->env, 1, sizeof(*slab));
+    if (!slab)
+        return false;
+    slab->bytes = base_alloc_aligned(fabric->env, 64, FABRIC_SLAB, each);
+    if (!slab->bytes ||
+        pool_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND, &slab->mr) != HDL_OK) {
+        base_free_aligned(fabric->env, slab->bytes);
+        base_free(fabric->env, slab);
+        return false;
+    }
+    for (size_t i = 0; i < FABRIC_SLAB; i++) {
+        struct fabric_message *message = &slab->messages[i];
+        message->op.kind = FABRIC_OP_MESSAGE;
+        message->large = large;
+        message->bytes = slab->bytes + i * each;
+        message->desc = slab->mr ? fi_mr_desc(slab->mr) : NULL;
+        base_list_push_back(large ? &fabric->free_large : &fabric->free_small, &message->node);
+    }
+    base_list_push_back(&fabric->slabs, &slab->node);
+    return true;
+}
+
+struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload)
+{
+    bool large = payload > FABRIC_SMALL_PAYLOAD;
+    struct base_list *list = large ? &fabric->free_large : &fabric->free_small;
+    if (base_list_empty(list) && !slab_add(fabric, large))
+        return NULL;
+    struct base_list *node = base_list_pop_front(list);
+    struct fabric_message *message = base_container_of(node, struct fabric_message, node);
+    message->posted = false;
+    message->acked = false;
+    message->link = NULL;
+    return message;
+}
+
+void fabric_message_put(struct net_fabric *fabric, struct fabric_message *message)
+{
+    /* Front: the same few buffers stay in the cache. */
+    base_list_push_front(message->large ? &fabric->free_large : &fabric->free_small,
+                         &message->node);
+}
+
+struct fabric_write *fabric_write_get(struct net_fabric *fabric)
+{
+    struct base_list *node = base_list_pop_front(&fabric->free_writes);
+    if (!node)
+        return NULL;
+    return base_container_of(node, struct fabric_write, node);
+}
+
+void fabric_write_free(struct net_fabric *fabric, struct fabric_write *write)
+{
+    if (write->local)
+        fi_close(&write->local->fid);
+    write->local = NULL;
+    base_list_remove(&write->node);
+    base_list_push_front(&fabric->free_writes, &write->node);
+}
+
+enum hdl_status fabric_pool_create(struct net_fabric *fabric)
+{
+    base_list_init(&fabric->free_small);
+    base_list_init(&fabric->free_large);
+    base_list_init(&fabric->free_writes);
+    base_list_init(&fabric->slabs);
+    size_t each = ((size_t)NET_WIRE_MAX + 63) & ~(size_t)63;
+    fabric->writes = base_alloc(fabric->env, FABRIC_WRITES, sizeof(*fabric->writes));
+    fabric->receives = base_alloc(fabric->env, FABRIC_RECEIVES, sizeof(*fabric->receives));
+    fabric->receive_bytes = base_alloc_aligned(fabric->env, 64, FABRIC_RECEIVES, each);
+    if (!fabric->writes || !fabric->receives || !fabric->receive_bytes)
+        return HDL_ENOMEM;
+    for (size_t i = 0; i < FABRIC_WRITES; i++) {
+        fabric->writes[i].op.kind = FABRIC_OP_WRITE;
+        base_list_init(&fabric->writes[i].remote_node);
+        base_list_push_back(&fabric->free_writes, &fabric->writes[i].node);
+    }
+    for (size_t i = 0; i < FABRIC_RECEIVES; i++) {
+        fabric->receives[i].op.kind = FABRIC_OP_RECEIVE;
+        fabric->receives[i].bytes = fabric->receive_bytes + i * each;
+    }
+    return pool_register(fabric, fabric->receive_bytes, FABRIC_RECEIVES * each, FI_RECV,
+                         &fabric->receive_mr);
+}
+
+void fabric_pool_close(struct net_fabric *fabric)
+{
+    if (fabric->receive_mr)
+        fi_close(&fabric->receive_mr->fid);
+    fabric->receive_mr = NULL;
+    base_list_each(node, after, &fabric->slabs)
+    {
+        struct fabric_slab *slab = base_container_of(node, struct fabric_slab, node);
+        if (slab->mr)
+            fi_close(&slab->mr->fid);
+        slab->mr = NULL;
+    }
+    for (size_t i = 0; fabric->writes && i < FABRIC_WRITES; i++) {
+        if (fabric->writes[i].local)
+            fi_close(&fabric->writes[i].local->fid);
+        fabric->writes[i].local = NULL;
+    }
+}
+
+void fabric_pool_free(struct net_fabric *fabric)
+{
+    if (fabric->slabs.next) {
+        base_list_each(node, after, &fabric->slabs)
+        {
+            struct fabric_slab *slab = base_container_of(node, struct fabric_slab, node);
+            base_free_aligned(fabric->env, slab->bytes);
+            base_free(fabric->env, slab);
+        }
+    }
+    base_free(fabric->env, fabric->writes);
+    base_free(fabric->env, fabric->receives);
+    base_free_aligned(fabric->env, fabric->receive_bytes);
+}

@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers' windows over fabric: open, close, put. */
+#include "net/fabric_impl.h"
+
+#include <string.h>
+
+static enum hdl_status check_peer(const struct net_fabric *fabric,
+                                  const struct net_handle *handle)
+{
+    if (handle->address_length == 0)
+        return base_fail(HDL_ENOTSUP, "rank %d (pid %d) has no fabric", handle->rank, handle->pid);
+    if (strcmp(handle->provider, fabric->provider) != 0)
+        return base_fail(HDL_ENOTSUP, "rank %d uses fabric provider %s, this rank %s", handle->rank,
+                         handle->provider, fabric->provider);
+    return HDL_OK;
+}
+
+static enum hdl_status fabric_open(struct hdl_peer_window *owner,
+                                   const struct net_handle *handle)
+{
+    struct net_fabric *fabric = owner->net->fabric;
+    enum hdl_status status = check_peer(fabric, handle);
+    if (status != HDL_OK)
+        return status;
+    struct net_fabric_remote *remote = base_alloc(fabric->env, 1, sizeof(*remote));
+    if (!remote)
+        return HDL_ENOMEM;
+    remote->owner = owner;
+    remote->window_id = handle->window_id;
+    remote->key = handle->key;
+    remote->mr_key = handle->mr_key;
+    remote->mr_base = handle->mr_base;
+    base_list_init(&remote->writes);
+    fabric_lock(fabric);
+    struct fabric_link *link = fabric_link_find(fabric, handle->net_id);
+    if (!link)
+        status = fabric_link_open(fabric, handle->net_id, handle->secret, handle->address,
+                                  handle->address_length, &link);
+    if (status == HDL_OK) {
+        link->users++;
+        remote->link = link;
+        owner->fabric = remote;
+        base_list_push_back(&fabric->remotes, &remote->node);
+    }
+    fabric_unlock(fabric);
+    if (status != HDL_OK)
+        base_free(fabric->env, remote);
+    return status;
+}
+
+/* Messages already queued still go; writes that the provider holds are left to finish, the
+ * others are dropped. The link stays: its numbers must go on. */
+static void fabric_close(struct hdl_peer_window *owner)
+{
+    struct net_fabric *fabric = owner->net->fabric;
+    struct net_fabric_remote *remote = owner->fabric;
+    fabric_lock(fabric);
+    base_list_each(node, after, &remote->writes)
+    {
+        struct fabric_write *write = base_container_of(node, struct fabric_write, remote_node);
+        write->remote = NULL;
+        base_list_remove(&write->remote_node);
+        if (write->state != FABRIC_WRITE_POSTED)
+            fabric_write_free(fabric, write);
+    }
+    base_list_remove(&remote->node);
+    remote->link->users--;
+    fabric_unlock(fabric);
+    base_free(fabric->env, remote);
+}
+
+static void fill_put(const struct net_fabric_remote *remote, size_t offset, size_t bytes,
+                     size_t signal_offset, uint64_t value, enum hdl_signal_op op,
+                     struct net_wire_put *put)
+{
+    put->window_id = remote->window_id;
+    put->key = remote->key;
+    put->offset = offset;
+    put->signal_offset = signal_offset == NET_NO_SIGNAL ? UINT64_MAX : signal_offset;
+    put->value = value;
+    put->bytes = (uint32_t)bytes;
+    put->op = (uint32_t)op;
+}
+
+static enum hdl_status put_eager(struct net_fabric *fabric, struct net_fabric_remote *remote,
+                                 const struct net_wire_put *put, const void *src)
+{
+    struct fabric_link *link = remote->link;
+    if (!fabric_link_room(link, 1))
+        return HDL_PENDING;
+    struct fabric_message *message =
+        fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(*put) + put->bytes);
+    if (!message)
+        return HDL_PENDING;
+    uint8_t *body = message->bytes + sizeof(struct net_wire);
+    memcpy(body, put, sizeof(*put));
+    if (put->bytes)
+        memcpy(body + sizeof(*put), src, put->bytes);
+    if (!fabric_link_send(fabric, link, message))
+        return HDL_PENDING;
+    struct hdl_peer_window *owner = remote->owner;
+    uint64_t puts = atomic_fetch_add_explicit(&owner->puts, 1, memory_order_relaxed) + 1;
+    if (base_list_empty(&remote->writes))
+        atomic_store_explicit(&remote->done, puts, memory_order_release);
+    return HDL_OK;
+}
+
+static enum hdl_status put_write(struct net_fabric *fabric, struct net_fabric_remote *remote,
+                                 const struct net_wire_put *put, const void *src, size_t bytes)
+{
+    struct fid_mr *local = NULL;
+    if (fabric->local_mr) {
+        int error = fi_mr_reg(fabric->domain, src, bytes, FI_WRITE, 0, 0, 0, &local, NULL);
+        if (error)
+            return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
+                             fabric_error(fabric, error));
+    }
+    struct fabric_write *write = fabric_write_get(fabric);
+    if (!write) {
+        if (local)
+            fi_close(&local->fid);
+        return HDL_PENDING;
+    }
+    struct hdl_peer_window *owner = remote->owner;
+    write->link = remote->link;
+    write->remote = remote;
+    write->state = FABRIC_WRITE_WAITING;
+    write->src = src;
+    write->bytes = bytes;
+    write->done = 0;
+    write->offset = put->offset;
+    write->mr_key = remote->mr_key;
+    write->mr_base = remote->mr_base;
+    write->local = local;
+    write->signal = *put;
+    write->signal.bytes = 0;
+    write->ticket = atomic_fetch_add_explicit(&owner->puts, 1, memory_order_relaxed) + 1;
+    base_list_push_back(&write->link->writes, &write->node);
+    base_list_push_back(&remote->writes, &write->remote_node);
+    if (base_list_empty(&write->link->busy))
+        base_list_push_back(&fabric->busy, &write->link->busy);
+    fabric_link_attend(fabric, write->link, false, base_now_ns());
+    return HDL_OK;
+}
+
+static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset, const void *src,
+                                  size_t bytes, size_t signal_offset, uint64_t value,
+                                  enum hdl_signal_op op)
+{
+    if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
+        return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
+    struct net_fabric *fabric = owner->net->fabric;
+    struct net_wire_put put;
+    fill_put(owner->fabric, offset, bytes, signal_offset, value, op, &put);
+    fabric_lock(fabric);
+    enum hdl_status status =
+        bytes <= NET_EAGER_BYTES ? put_eager(fabric, owner->fabric, &put, src)
+                                 : put_write(fabric, owner->fabric, &put, src, bytes);
+    fabric_unlock(fabric);
+    return status;
+}
+
+static uint64_t fabric_done(const struct hdl_peer_window *owner)
+{
+    return atomic_load_explicit(&owner->fabric->done, memory_order_acquire);
+}
+
+static int64_t fabric_down_since(const struct hdl_peer_window *owner)
+{
+    return atomic_load_explicit(&owner->fabric->down_since, memory_order_relaxed);
+}
+
+const struct net_ops net_fabric_ops = {
+    .name = "fabric",
+    .open = fabric_open,
+    .close = fabric_close,
+    .put = fabric_put,
+    .done = fabric_done,
+    .down_since = fabric_down_since,
+};

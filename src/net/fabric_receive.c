@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What arrives over fabric: checked, put in order, then carried out. */
+#include "net/fabric_impl.h"
+
+#include "base/log.h"
+
+#include <string.h>
+
+void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *receive)
+{
+    void *desc = fabric->receive_mr ? fi_mr_desc(fabric->receive_mr) : NULL;
+    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_MAX, desc, FI_ADDR_UNSPEC,
+                            &receive->op.context);
+    receive->posted = error == 0;
+    if (error && error != -FI_EAGAIN)
+        base_log_warn(fabric->env, "fabric receive not posted: %s", fabric_error(fabric, error));
+}
+
+static void refuse(struct net_fabric *fabric, const char *why)
+{
+    if (fabric->counters.refused++ == 0)
+        base_log_warn(fabric->env, "fabric message refused: %s", why);
+}
+
+static struct hdl_window *find_window(struct net_fabric *fabric, uint64_t id)
+{
+    struct base_list *bucket = &fabric->windows[id % FABRIC_BUCKETS];
+    base_list_each(node, after, bucket)
+    {
+        struct hdl_window *window = base_container_of(node, struct hdl_window, fabric_node);
+        if (window->id == id)
+            return window;
+    }
+    return NULL;
+}
+
+static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view *view)
+{
+    const struct net_wire_put *put = &view->put;
+    struct hdl_window *window = find_window(fabric, put->window_id);
+    /* A window that was destroyed a moment ago is no attack. */
+    if (!window)
+        return;
+    if (window->key != put->key || !net_wire_put_fits(put, window->bytes)) {
+        refuse(fabric, "put with a wrong key or outside its window");
+        return;
+    }
+    if (put->bytes)
+        memcpy(window->data + put->offset, view->payload, put->bytes);
+    if (put->signal_offset != UINT64_MAX)
+        net_raise(window->data, put->signal_offset, put->value, (enum hdl_signal_op)put->op);
+}
+
+static struct fabric_link *link_of(struct net_fabric *fabric, const struct net_wire_view *view)
+{
+    struct fabric_link *link = fabric_link_find(fabric, view->head.source);
+    if (link || view->head.kind != NET_WIRE_HELLO)
+        return link;
+    if (fabric_link_open(fabric, view->head.source, view->hello->secret, view->hello->address,
+                         view->hello->address_length, &link) != HDL_OK) {
+        refuse(fabric, base_detail());
+        return NULL;
+    }
+    return link;
+}
+
+static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size_t length)
+{
+    struct net_wire_view view;
+    if (!net_wire_parse(bytes, length, fabric->secret, &view)) {
+        refuse(fabric, "not a message of this job");
+        return;
+    }
+    /* No link: the HELLO was lost and will be sent again, with all that followed. */
+    struct fabric_link *link = link_of(fabric, &view);
+    if (!link)
+        return;
+    fabric_link_alive(fabric, link);
+    fabric_link_acknowledged(fabric, link, view.head.ack, view.head.flags & NET_WIRE_RESEND);
+    if (view.head.kind == NET_WIRE_ACK)
+        return;
+    if (base_list_empty(&link->busy))
+        base_list_push_back(&fabric->busy, &link->busy);
+    if (view.head.seq != link->expected) {
+        link->gap_seen = (int32_t)(view.head.seq - link->expected) > 0;
+        link->ack_owed = FABRIC_ACK_EVERY;
+        return;
+    }
+    link->expected++;
+    link->ack_owed++;
+    if (view.head.kind == NET_WIRE_PUT)
+        carry_out_put(fabric, &view);
+    else
+        link->ack_owed = FABRIC_ACK_EVERY;
+}
+
+void fabric_receive_done(struct net_fabric *fabric, struct fabric_receive *receive,
+                         size_t length)
+{
+    receive->posted = false;
+    handle_message(fabric, receive->bytes, length);
+    fabric_receive_post(fabric, receive);
+}

@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Messages between the fabric transports of two contexts, and the check of what arrives. */
+#ifndef NET_FABRIC_WIRE_H
+#define NET_FABRIC_WIRE_H
+
+#include "net/internal.h"
+
+#include <assert.h>
+
+/*
+ *  | net_wire 32 B | body by kind                                  |
+ *                  | HELLO: secret, address of the sender          |
+ *                  | PUT:   net_wire_put 48 B, payload `bytes`     |
+ *                  | ACK:   nothing; not in the sequence (seq 0)   |
+ *                  | PING:  nothing; asks for an ACK               |
+ *
+ * Messages of a link (a pair of contexts, one direction) are numbered from 1, kept by the
+ * sender until acknowledged, sent again after a broken connection and dropped by the receiver
+ * if it has had them. Number 1 is always the HELLO. Little-endian, as both hosts are.
+ */
+enum net_wire_kind { NET_WIRE_HELLO = 1, NET_WIRE_PUT = 2, NET_WIRE_ACK = 3, NET_WIRE_PING = 4 };
+enum { NET_WIRE_RESEND = 1 }; /* flag of ACK: a gap was seen */
+
+#define NET_WIRE_MAGIC UINT32_C(0x31444c48)
+
+struct net_wire {
+    uint32_t magic;
+    uint8_t kind;
+    uint8_t flags;
+    uint16_t reserved;
+    uint64_t source; /* id of the sending context */
+    uint64_t secret; /* of the receiving context, from one of its handles */
+    uint32_t seq;
+    uint32_t ack; /* all up to here have arrived */
+};
+static_assert(sizeof(struct net_wire) == 32, "wire format");
+
+struct net_wire_hello {
+    uint64_t secret; /* of the sender, for what is sent back */
+    uint32_t address_length;
+    uint32_t reserved;
+    uint8_t address[NET_MAX_ADDRESS];
+};
+static_assert(sizeof(struct net_wire_hello) == 16 + NET_MAX_ADDRESS, "wire format");
+
+struct net_wire_put {
+    uint64_t window_id;
+    uint64_t key;
+    uint64_t offset;
+    uint64_t signal_offset; /* UINT64_MAX = none */
+    uint64_t value;
+    uint32_t bytes;
+    uint32_t op;
+};
+static_assert(sizeof(struct net_wire_put) == 48, "wire format");
+
+enum {
+    NET_WIRE_MAX = (int)(sizeof(struct net_wire) + sizeof(struct net_wire_put)) + NET_EAGER_BYTES
+};
+
+/* A message that may be looked at: lengths agree with the kind, the secret is right. */
+struct net_wire_view {
+    struct net_wire head;
+    const struct net_wire_hello *hello;
+    struct net_wire_put put;
+    const uint8_t *payload;
+};
+bool net_wire_parse(const void *data, size_t length, uint64_t secret,
+                    struct net_wire_view *view);
+/* Is the put inside a window of `bytes`, its signal aligned, its operator known? */
+bool net_wire_put_fits(const struct net_wire_put *put, size_t bytes);
+
+#endif /* NET_FABRIC_WIRE_H */

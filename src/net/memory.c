@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared memory without a name: sealed memfds, so that no peer can shrink what others map. */
+#include "net/internal.h"
+
+#include "base/checked.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MEMORY_PAGE = 4096 };
+
+enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void **data)
+{
+    size_t mapped;
+    if (bytes == 0 || !base_align_up(bytes, MEMORY_PAGE, &mapped) || mapped > INT64_MAX)
+        return base_fail(HDL_EINVAL, "window of %zu bytes", bytes);
+    int new_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (new_fd < 0)
+        return base_fail_errno(HDL_ESYSTEM, errno, "memfd for %zu bytes", mapped);
+    enum hdl_status status = HDL_OK;
+    if (fchmod(new_fd, 0600) != 0 || ftruncate(new_fd, (off_t)mapped) != 0) {
+        status = base_fail_errno(HDL_ENOMEM, errno, "memfd of %zu bytes", mapped);
+        goto close_fd;
+    }
+    if (fcntl(new_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        status = base_fail_errno(HDL_ESYSTEM, errno, "sealing a memfd");
+        goto close_fd;
+    }
+    void *address = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, new_fd, 0);
+    if (address == MAP_FAILED) {
+        status = base_fail_errno(HDL_ENOMEM, errno, "mapping %zu bytes", mapped);
+        goto close_fd;
+    }
+    *fd = new_fd;
+    *data = address;
+    return HDL_OK;
+
+close_fd:
+    close(new_fd);
+    return status;
+}
+
+enum hdl_status net_memory_map(int fd, size_t bytes, bool writable, void **data)
+{
+    size_t mapped;
+    struct stat st;
+    if (!base_align_up(bytes, MEMORY_PAGE, &mapped) || fstat(fd, &st) != 0 ||
+        (uint64_t)st.st_size < mapped)
+        return base_fail(HDL_EINVAL, "descriptor does not hold %zu bytes", bytes);
+    /* Without the seal its owner could shrink it and kill us with SIGBUS. */
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || !(seals & F_SEAL_SHRINK))
+        return base_fail(HDL_EINVAL, "descriptor is not sealed memory");
+    void *address = mmap(NULL, mapped, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+                         MAP_SHARED, fd, 0);
+    if (address == MAP_FAILED)
+        return base_fail_errno(HDL_ENOMEM, errno, "mapping %zu bytes of a peer", mapped);
+    *data = address;
+    return HDL_OK;
+}
+
+void net_memory_unmap(void *data, size_t bytes)
+{
+    size_t mapped;
+    if (data && base_align_up(bytes, MEMORY_PAGE, &mapped))
+        munmap(data, mapped);
+}

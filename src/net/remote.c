@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers' windows: choosing the transport, put and signal on whatever it is. */
+#include "net/internal.h"
+
+#include "base/copy.h"
+#include "net/fabric.h"
+
+#include <string.h>
+
+static bool remote_is_mapped(const struct net *net, const struct net_handle *handle)
+{
+    if (handle->net_id == net->id)
+        return true;
+    return net->opts.transport != NET_FABRIC &&
+           memcmp(handle->host_id, net->exchange.host_id, sizeof(handle->host_id)) == 0;
+}
+
+bool net_handle_mapped(const struct net *net, const void *data, size_t length)
+{
+    struct net_handle handle;
+    return net_handle_unpack(data, length, &handle) == HDL_OK && remote_is_mapped(net, &handle);
+}
+
+enum hdl_status net_remote_open(struct net *net, const void *data, size_t length,
+                                unsigned access, struct hdl_peer_window **out)
+{
+    struct net_handle handle;
+    enum hdl_status status = net_handle_unpack(data, length, &handle);
+    if (status != HDL_OK)
+        return status;
+    if (access == 0 || access > (NET_READ | NET_WRITE))
+        return base_fail(HDL_EINVAL, "access %u", access);
+    struct hdl_peer_window *remote = base_alloc(net->env, 1, sizeof(*remote));
+    if (!remote)
+        return HDL_ENOMEM;
+    remote->net = net;
+    remote->bytes = handle.bytes;
+    remote->access = access;
+    remote->rank = handle.rank;
+    if (handle.net_id == net->id) {
+        remote->ops = &net_self_ops;
+    } else if (remote_is_mapped(net, &handle)) {
+        remote->ops = &net_shm_ops;
+    } else if (net->fabric) {
+        remote->ops = &net_fabric_ops;
+    } else {
+        status = base_fail(HDL_ENOTSUP, "rank %d (pid %d) is on another host and fabric is off: %s",
+                           handle.rank, handle.pid, net->fabric_reason);
+        goto free_remote;
+    }
+    status = remote->ops->open(remote, &handle);
+    if (status != HDL_OK)
+        goto free_remote;
+    pthread_mutex_lock(&net->lock);
+    base_list_push_back(&net->remotes, &remote->node);
+    pthread_mutex_unlock(&net->lock);
+    *out = remote;
+    return HDL_OK;
+
+free_remote:
+    base_free(net->env, remote);
+    return status;
+}
+
+void net_remote_close(struct hdl_peer_window *remote)
+{
+    if (!remote)
+        return;
+    struct net *net = remote->net;
+    pthread_mutex_lock(&net->lock);
+    base_list_remove(&remote->node);
+    pthread_mutex_unlock(&net->lock);
+    if (remote->ops->close)
+        remote->ops->close(remote);
+    base_free(net->env, remote);
+}
+
+void *net_remote_map(const struct hdl_peer_window *remote)
+{
+    return remote->data;
+}
+
+size_t net_remote_bytes(const struct hdl_peer_window *remote)
+{
+    return remote->bytes;
+}
+
+const char *net_remote_transport(const struct hdl_peer_window *remote)
+{
+    return remote->ops->put ? net_fabric_transport_name(remote->net->fabric)
+                            : remote->ops->name;
+}
+
+static enum hdl_status remote_check(const struct hdl_peer_window *remote, size_t offset,
+                                    size_t bytes, size_t signal_offset)
+{
+    if (!(remote->access & NET_WRITE))
+        return base_fail(HDL_EINVAL, "put to a window that was opened for reading");
+    if (offset > remote->bytes || bytes > remote->bytes - offset)
+        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the window's %zu", bytes,
+                         offset, remote->bytes);
+    if (signal_offset != NET_NO_SIGNAL &&
+        (signal_offset % 8 != 0 || remote->bytes < 8 || signal_offset > remote->bytes - 8))
+        return base_fail(HDL_EINVAL, "signal at %zu of a window of %zu bytes", signal_offset,
+                         remote->bytes);
+    return HDL_OK;
+}
+
+enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
+                        size_t bytes, size_t signal_offset, uint64_t value,
+                        enum hdl_signal_op op)
+{
+    enum hdl_status status = remote_check(remote, offset, bytes, signal_offset);
+    if (status != HDL_OK)
+        return status;
+    if (remote->ops->put)
+        return remote->ops->put(remote, offset, src, bytes, signal_offset, value, op);
+    if (bytes)
+        base_copy_stream(remote->data + offset, src, bytes);
+    if (signal_offset != NET_NO_SIGNAL)
+        net_raise(remote->data, signal_offset, value, op);
+    atomic_fetch_add_explicit(&remote->puts, 1, memory_order_relaxed);
+    net_ring(remote);
+    return HDL_OK;
+}
+
+enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
+                           uint64_t value, enum hdl_signal_op op)
+{
+    if (signal_offset == NET_NO_SIGNAL)
+        return base_fail(HDL_EINVAL, "signal without an offset");
+    return net_put(remote, 0, NULL, 0, signal_offset, value, op);
+}
+
+uint64_t net_put_count(const struct hdl_peer_window *remote)
+{
+    return atomic_load_explicit(&remote->puts, memory_order_relaxed);
+}
+
+uint64_t net_put_done(const struct hdl_peer_window *remote)
+{
+    return remote->ops->done ? remote->ops->done(remote) : net_put_count(remote);
+}
+
+int64_t net_remote_down_since(const struct hdl_peer_window *remote)
+{
+    return remote->ops->down_since ? remote->ops->down_since(remote) : 0;
+}
+
+bool net_remote_failed(const struct hdl_peer_window *remote)
+{
+    return net_remote_lost(remote) || net_remote_down_since(remote) != 0;
+}
+
+bool net_remote_lost(const struct hdl_peer_window *remote)
+{
+    return atomic_load_explicit(&remote->lost, memory_order_relaxed);
+}

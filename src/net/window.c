@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Own windows: memory that peers may write and read. */
+#include "net/internal.h"
+
+#include "base/random.h"
+#include "net/fabric.h"
+
+#include <string.h>
+#include <unistd.h>
+
+enum hdl_status net_window_create(struct net *net, size_t bytes, struct hdl_window **out)
+{
+    struct hdl_window *window = base_alloc(net->env, 1, sizeof(*window));
+    if (!window)
+        return HDL_ENOMEM;
+    window->net = net;
+    window->bytes = bytes;
+    void *data;
+    enum hdl_status status = base_random_u64(&window->key);
+    if (status == HDL_OK)
+        status = net_memory_create("heddle-window", bytes, &window->fd, &data);
+    if (status != HDL_OK)
+        goto free_window;
+    window->data = data;
+    pthread_mutex_lock(&net->lock);
+    window->id = net->next_id++;
+    pthread_mutex_unlock(&net->lock);
+    if (net->fabric) {
+        status = net_fabric_register(net->fabric, window);
+        if (status != HDL_OK)
+            goto free_memory;
+    }
+    if (net->exchange.offer) {
+        status = net->exchange.offer(net->exchange.user, window->id, window->key, window->fd);
+        if (status != HDL_OK)
+            goto deregister;
+    }
+    pthread_mutex_lock(&net->lock);
+    base_list_push_back(&net->windows, &window->node);
+    pthread_mutex_unlock(&net->lock);
+    *out = window;
+    return HDL_OK;
+
+deregister:
+    if (net->fabric)
+        net_fabric_deregister(net->fabric, window);
+free_memory:
+    net_memory_unmap(window->data, bytes);
+    close(window->fd);
+free_window:
+    base_free(net->env, window);
+    return status;
+}
+
+void net_window_destroy(struct hdl_window *window)
+{
+    if (!window)
+        return;
+    struct net *net = window->net;
+    pthread_mutex_lock(&net->lock);
+    base_list_remove(&window->node);
+    pthread_mutex_unlock(&net->lock);
+    if (net->exchange.withdraw)
+        net->exchange.withdraw(net->exchange.user, window->id);
+    if (net->fabric)
+        net_fabric_deregister(net->fabric, window);
+    net_memory_unmap(window->data, window->bytes);
+    close(window->fd);
+    base_free(net->env, window);
+}
+
+void *net_window_data(const struct hdl_window *window)
+{
+    return window->data;
+}
+
+size_t net_window_bytes(const struct hdl_window *window)
+{
+    return window->bytes;
+}
+
+enum hdl_status net_window_pack(const struct hdl_window *window, void *out, size_t *length)
+{
+    const struct net *net = window->net;
+    struct net_handle handle = {
+        .pid = net->exchange.pid,
+        .rank = net->exchange.rank,
+        .net_id = net->id,
+        .window_id = window->id,
+        .key = window->key,
+        .bytes = window->bytes,
+        .bell_id = net->bell_id,
+        .bell_key = net->bell_key,
+        .has_event = net->event_fd >= 0,
+    };
+    memcpy(handle.host_id, net->exchange.host_id, sizeof(handle.host_id));
+    memcpy(handle.socket_name, net->exchange.socket_name, sizeof(handle.socket_name));
+    if (net->fabric)
+        net_fabric_describe_window(net->fabric, window, &handle);
+    return net_handle_pack(&handle, out, length);
+}
