@@ -23,7 +23,7 @@ install() {
     echo "run: $line" >&2
     export DEBIAN_FRONTEND=noninteractive
     if [ -z "${apt_updated:-}" ]; then
-        apt-get update -qq </dev/null >&2
+        apt-get update -qq </dev/null >&2 || true
         apt_updated=1
     fi
     # shellcheck disable=SC2086
@@ -45,7 +45,6 @@ have_meson() {
 need_build() {
     local missing=()
     have cc || missing+=(gcc)
-    have g++ || missing+=(g++)
     [ -e /usr/include/stdio.h ] || missing+=(libc6-dev)
     have python3 || missing+=(python3)
     have ninja || missing+=(ninja-build)
@@ -85,6 +84,8 @@ need_fuzzer() {
 
 need_style() {
     local missing=()
+    have git || missing+=(git)
+    have c++ || missing+=(g++)
     have clang-format || missing+=(clang-format)
     have codespell || missing+=(codespell)
     have shellcheck || missing+=(shellcheck)

@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Preloaded into one rank: its n-th call of one function of libc fails.
+ *
+ *     HEDDLE_TEST_FAULT=RANK:FUNCTION:N     e.g. 1:mmap:3
+ *
+ * A call counts from main on, in any thread, and once the n-th has failed the later ones
+ * work. When it fails "[fault] FUNCTION N" goes to stderr; without that line N was larger
+ * than the calls made.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static char function[32];
+static atomic_long countdown = -1; /* the call that takes it from 0 fails */
+
+__attribute__((constructor)) static void arm(void)
+{
+    const char *fault = getenv("HEDDLE_TEST_FAULT");
+    const char *rank = getenv("RANK");
+    int wanted;
+    long count;
+    if (!fault || !rank ||
+        sscanf(fault, "%d:%31[a-z0-9_]:%ld", &wanted, function, &count) != 3)
+        return;
+    if (wanted == atoi(rank) && count > 0)
+        atomic_store(&countdown, count - 1);
+}
+
+static bool fails(const char *name, int error)
+{
+    if (atomic_load(&countdown) < 0 || strcmp(name, function) != 0)
+        return false;
+    if (atomic_fetch_sub(&countdown, 1) != 0)
+        return false;
+    char line[64];
+    int length = snprintf(line, sizeof(line), "[fault] %s\n", name);
+    ssize_t written = write(STDERR_FILENO, line, (size_t)length);
+    (void)written;
+    errno = error;
+    return true;
+}
+
+/* The next definition of a function; a union because ISO C has no cast from void * to a
+ * function. */
+#define NEXT(type, name)                                                                 \
+    union {                                                                              \
+        void *symbol;                                                                    \
+        type call;                                                                       \
+    } next = {dlsym(RTLD_NEXT, name)}
+
+extern void *__libc_malloc(size_t size);
+extern void *__libc_calloc(size_t count, size_t size);
+void *malloc(size_t size);
+void *calloc(size_t count, size_t size);
+
+/* dlsym allocates, so these two call libc by its own names. */
+void *malloc(size_t size)
+{
+    return fails("malloc", ENOMEM) ? NULL : __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    return fails("malloc", ENOMEM) ? NULL : __libc_calloc(count, size);
+}
+
+void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
+{
+    NEXT(void *(*)(void *, size_t, int, int, int, off_t), "mmap");
+    return fails("mmap", ENOMEM) ? MAP_FAILED
+                                 : next.call(addr, length, prot, flags, fd, offset);
+}
+
+int socket(int domain, int type, int protocol)
+{
+    NEXT(int (*)(int, int, int), "socket");
+    return fails("socket", EMFILE) ? -1 : next.call(domain, type, protocol);
+}
+
+int memfd_create(const char *name, unsigned flags)
+{
+    NEXT(int (*)(const char *, unsigned), "memfd_create");
+    return fails("memfd_create", EMFILE) ? -1 : next.call(name, flags);
+}
+
+int eventfd(unsigned value, int flags)
+{
+    NEXT(int (*)(unsigned, int), "eventfd");
+    return fails("eventfd", EMFILE) ? -1 : next.call(value, flags);
+}
+
+int epoll_create1(int flags)
+{
+    NEXT(int (*)(int), "epoll_create1");
+    return fails("epoll_create1", EMFILE) ? -1 : next.call(flags);
+}
+
+int ftruncate(int fd, off_t length)
+{
+    NEXT(int (*)(int, off_t), "ftruncate");
+    return fails("ftruncate", ENOSPC) ? -1 : next.call(fd, length);
+}
+
+int connect(int fd, const struct sockaddr *addr, socklen_t length)
+{
+    NEXT(int (*)(int, const struct sockaddr *, socklen_t), "connect");
+    return fails("connect", EAGAIN) ? -1 : next.call(fd, addr, length);
+}
+
+int pthread_create(unsigned long *thread, const void *attr, void *(*start)(void *),
+                   void *arg);
+int pthread_create(unsigned long *thread, const void *attr, void *(*start)(void *),
+                   void *arg)
+{
+    NEXT(int (*)(unsigned long *, const void *, void *(*)(void *), void *),
+         "pthread_create");
+    return fails("pthread_create", EAGAIN) ? EAGAIN : next.call(thread, attr, start, arg);
+}
