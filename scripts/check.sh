@@ -70,6 +70,7 @@ main_build() {
     main_built=1
     try symbols scripts/check_symbols.py build-check/main/src/libheddle.so
     try libraries scripts/check_libraries.sh build-check/main/src/libheddle.so
+    try examples scripts/check_examples.py build-check/main
 }
 
 check_suite() {

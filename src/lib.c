@@ -5,6 +5,14 @@
 #include "base/dtype.h"
 #include "base/status.h"
 
+#define TEXT(value) #value
+#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+
+const char *hdl_version(void)
+{
+    return VERSION(HDL_VERSION_MAJOR, HDL_VERSION_MINOR, HDL_VERSION_PATCH);
+}
+
 const char *hdl_status_name(enum hdl_status status)
 {
     return base_status_name(status);

@@ -18,6 +18,11 @@ static void test_names(void **state)
     assert_string_equal(base_status_text((enum hdl_status)77), "unknown status");
 }
 
+static void test_version(void **state)
+{
+    assert_string_equal(hdl_version(), "0.1.0");
+}
+
 static void test_detail(void **state)
 {
     assert_status(base_fail(HDL_EINVAL, "count %d exceeds %d", 5, 4), HDL_EINVAL);
@@ -96,6 +101,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
+        cmocka_unit_test(test_version),
         cmocka_unit_test(test_detail),
         cmocka_unit_test(test_long_detail_is_cut),
         cmocka_unit_test(test_detail_is_per_thread),
