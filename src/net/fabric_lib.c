@@ -7,14 +7,38 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <netinet/in.h>
-#include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* Libraries below libfabric catch signals when they are loaded or first looked at. Signals
+ * belong to the application: what it had is put back. */
+struct signals {
+    struct sigaction before[32];
+    bool saved[32];
+};
+
+static void signals_save(struct signals *signals)
+{
+    for (int i = 1; i < 32; i++)
+        signals->saved[i] = sigaction(i, NULL, &signals->before[i]) == 0;
+}
+
+static void signals_restore(const struct signals *signals)
+{
+    for (int i = 1; i < 32; i++) {
+        if (signals->saved[i])
+            (void)sigaction(i, &signals->before[i], NULL);
+    }
+}
 
 enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib)
 {
     const char *name = env->config.fabric_library.text;
+    struct signals signals;
+    signals_save(&signals);
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    signals_restore(&signals);
     if (!handle) {
         const char *why = dlerror();
         return base_fail(HDL_ENOTSUP, "libfabric cannot be opened: %s", why ? why : name);
@@ -109,8 +133,11 @@ static enum hdl_status ask(const struct net_fabric_lib *lib, const char *address
             status = base_fail(HDL_ENOMEM, "no memory for fabric's hints");
     }
     *info = NULL;
+    struct signals signals;
+    signals_save(&signals);
     if (status == HDL_OK && lib->getinfo(NET_FABRIC_API, NULL, NULL, 0, hints, info) != 0)
         *info = NULL;
+    signals_restore(&signals);
     lib->freeinfo(hints);
     return status;
 }

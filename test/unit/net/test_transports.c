@@ -193,6 +193,69 @@ static void body_break(struct pair *pair)
     net_window_destroy(window);
 }
 
+/* The first message of all reaches a process that sleeps without a limit. */
+static void body_cold(struct pair *pair)
+{
+    struct hdl_window *window = pair_window(pair, 0, 4096);
+    if (pair->side == 0) {
+        int64_t start = base_now_ns();
+        int64_t before = cpu_ns();
+        CHECK(hdl_window_wait(window, 0, 1, NULL, HDL_FOREVER) == HDL_OK);
+        CHECK(cpu_ns() - before < 50 * BASE_NS_PER_MS);
+        CHECK(base_now_ns() - start < 2 * BASE_NS_PER_S);
+        atomic_store(&pair->shared->numbers[0], 1);
+    } else {
+        usleep(300000);
+        struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+        CHECK(hdl_signal(remote, 0, 1, HDL_SIGNAL_SET) == HDL_OK);
+        while (!atomic_load(&pair->shared->numbers[0])) {
+            net_poll(pair->net);
+            sched_yield();
+        }
+        net_remote_close(remote);
+    }
+    net_window_destroy(window);
+}
+
+/* A peer that is killed in the middle of large puts: the rest is dropped, soon, safely. */
+static void body_killed(struct pair *pair)
+{
+    struct hdl_window *window = pair_window(pair, 0, WINDOW);
+    struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+    CHECK(hdl_signal(remote, 0, 1, HDL_SIGNAL_SET) == HDL_OK);
+    CHECK(word_is(window, 0, 1));
+    if (pair->side == 1) {
+        atomic_store(&pair->shared->numbers[0], 1);
+        usleep(20000);
+        /* The parent must not take it for a failure. */
+        kill(getpid(), SIGTERM);
+    }
+    uint8_t *src = malloc(1 << 20);
+    memset(src, 3, 1 << 20);
+    while (!atomic_load(&pair->shared->numbers[0]))
+        sched_yield();
+    int64_t start = base_now_ns();
+    while (base_now_ns() - start < 200 * BASE_NS_PER_MS) {
+        enum hdl_status status = net_put(remote, 4096, src, 1 << 20, 8, 1, HDL_SIGNAL_ADD);
+        CHECK(status == HDL_OK || status == HDL_PENDING);
+        status = net_signal(remote, 8, 1, HDL_SIGNAL_ADD);
+        CHECK(status == HDL_OK || status == HDL_PENDING);
+        net_poll(pair->net);
+    }
+    if (pair->transport == NET_FABRIC) {
+        CHECK(net_remote_failed(remote));
+        CHECK(net_remote_down_since(remote) > start);
+    }
+    net_rank_lost(pair->net, 1);
+    net_remote_close(remote);
+    free(src);
+    net_window_destroy(window);
+    start = base_now_ns();
+    net_destroy(pair->net);
+    CHECK(base_now_ns() - start < 700 * BASE_NS_PER_MS);
+    exit(0);
+}
+
 static const char *const loopback = "127.0.0.1";
 
 static bool fabric_works(void)
@@ -211,7 +274,8 @@ static bool fabric_works(void)
 #define OVER(body, transport)                                                            \
     static void test_##body##_##transport(void **state)                                  \
     {                                                                                    \
-        if (NET_##transport == NET_FABRIC && !fabric_works())                            \
+        if (NET_##transport == NET_FABRIC ? !fabric_works()                              \
+                                          : getenv("NETNS_NAMES") != NULL)               \
             skip();                                                                      \
         assert_int_equal(pair_run(NET_##transport, loopback, body_##body), 0);           \
     }
@@ -227,6 +291,10 @@ OVER(sleep, FABRIC)
 OVER(ping, SHM)
 OVER(ping, FABRIC)
 OVER(break, FABRIC)
+OVER(cold, SHM)
+OVER(cold, FABRIC)
+OVER(killed, SHM)
+OVER(killed, FABRIC)
 
 /* Alone: a process that opens its own window. */
 static void test_self(void **state)
@@ -293,6 +361,8 @@ int main(void)
         cmocka_unit_test(test_bounds_SHM),   cmocka_unit_test(test_bounds_FABRIC),
         cmocka_unit_test(test_sleep_SHM),    cmocka_unit_test(test_sleep_FABRIC),
         cmocka_unit_test(test_ping_SHM),     cmocka_unit_test(test_ping_FABRIC),
+        cmocka_unit_test(test_cold_SHM),     cmocka_unit_test(test_cold_FABRIC),
+        cmocka_unit_test(test_killed_SHM),   cmocka_unit_test(test_killed_FABRIC),
         cmocka_unit_test(test_break_FABRIC),
     };
     const char *only = getenv("NET_TEST");
