@@ -9,6 +9,7 @@
  */
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -52,11 +53,11 @@ static bool fails(const char *name, int error)
 
 /* The next definition of a function; a union because ISO C has no cast from void * to a
  * function. */
-#define NEXT(type, name)                                                                 \
+#define NEXT(name)                                                                       \
     union {                                                                              \
         void *symbol;                                                                    \
-        type call;                                                                       \
-    } next = {dlsym(RTLD_NEXT, name)}
+        __typeof__(name) *call;                                                          \
+    } next = {dlsym(RTLD_NEXT, #name)}
 
 extern void *__libc_malloc(size_t size);
 extern void *__libc_calloc(size_t count, size_t size);
@@ -76,53 +77,50 @@ void *calloc(size_t count, size_t size)
 
 void *mmap(void *addr, size_t length, int prot, int flags, int fd, off_t offset)
 {
-    NEXT(void *(*)(void *, size_t, int, int, int, off_t), "mmap");
+    NEXT(mmap);
     return fails("mmap", ENOMEM) ? MAP_FAILED
                                  : next.call(addr, length, prot, flags, fd, offset);
 }
 
 int socket(int domain, int type, int protocol)
 {
-    NEXT(int (*)(int, int, int), "socket");
+    NEXT(socket);
     return fails("socket", EMFILE) ? -1 : next.call(domain, type, protocol);
 }
 
 int memfd_create(const char *name, unsigned flags)
 {
-    NEXT(int (*)(const char *, unsigned), "memfd_create");
+    NEXT(memfd_create);
     return fails("memfd_create", EMFILE) ? -1 : next.call(name, flags);
 }
 
 int eventfd(unsigned value, int flags)
 {
-    NEXT(int (*)(unsigned, int), "eventfd");
+    NEXT(eventfd);
     return fails("eventfd", EMFILE) ? -1 : next.call(value, flags);
 }
 
 int epoll_create1(int flags)
 {
-    NEXT(int (*)(int), "epoll_create1");
+    NEXT(epoll_create1);
     return fails("epoll_create1", EMFILE) ? -1 : next.call(flags);
 }
 
 int ftruncate(int fd, off_t length)
 {
-    NEXT(int (*)(int, off_t), "ftruncate");
+    NEXT(ftruncate);
     return fails("ftruncate", ENOSPC) ? -1 : next.call(fd, length);
 }
 
 int connect(int fd, const struct sockaddr *addr, socklen_t length)
 {
-    NEXT(int (*)(int, const struct sockaddr *, socklen_t), "connect");
+    NEXT(connect);
     return fails("connect", EAGAIN) ? -1 : next.call(fd, addr, length);
 }
 
-int pthread_create(unsigned long *thread, const void *attr, void *(*start)(void *),
-                   void *arg);
-int pthread_create(unsigned long *thread, const void *attr, void *(*start)(void *),
+int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(void *),
                    void *arg)
 {
-    NEXT(int (*)(unsigned long *, const void *, void *(*)(void *), void *),
-         "pthread_create");
+    NEXT(pthread_create);
     return fails("pthread_create", EAGAIN) ? EAGAIN : next.call(thread, attr, start, arg);
 }

@@ -3,13 +3,16 @@
  * print, and checks every rank's exit code.
  *
  *   runner -n N [--timeout S] [--kill R:TEXT] [--stop R:TEXT] [--cont R:TEXT]
- *          [--expect R:CODE] [--env NAME=VALUE] [--hosts H] [--] program args
+ *          [--expect R:CODE] [--env NAME=VALUE] [--hosts H]
+ *          [--sweep R:FUNCTION:MAX --preload FILE] [--] program args
  *
  * --kill R:TEXT   SIGKILL rank R when any rank prints a line that begins with TEXT;
  *                 R:Q:TEXT: when rank Q prints it
  * --expect R:C    rank R must end with code C (137 = killed); default 0; for a rank of
  * --kill 137
  * --hosts H       the ranks are spread in blocks over H network namespaces
+ * --sweep R:F:M   runs the tree again and again with fault_preload.c in it: the n-th call
+ * of function F on rank R fails, n = 1 to M or until there are no more calls
  *
  * Ends with 0 if all codes are as expected, 77 if all ranks ended with 77 (skipped),
  * else 1.
@@ -50,8 +53,12 @@ struct runner {
     int num_hooks;
     struct expectation expectations[MAX_HOOKS];
     int num_expectations;
-    const char *env[MAX_ENV + 1];
+    const char *env[MAX_ENV + 3]; /* two for the sweep */
     int num_env;
+    const char *preload;
+    const char *sweep; /* R:FUNCTION */
+    int sweep_max;
+    bool fault_seen;
 };
 
 _Noreturn static void usage(const char *problem)
@@ -100,12 +107,49 @@ static void add_expectation(struct runner *runner, const char *text)
     e->code = atoi(code);
 }
 
+/* Cuts ":MAX" off "R:FUNCTION:MAX". */
+static void set_sweep(struct runner *runner, char *text)
+{
+    char *max = strrchr(text, ':');
+    if (!max || atoi(max + 1) < 1)
+        usage("a sweep is RANK:FUNCTION:MAX");
+    *max = '\0';
+    runner->sweep = text;
+    runner->sweep_max = atoi(max + 1);
+}
+
 static int64_t parse_seconds(const char *text)
 {
     int64_t ns;
     if (base_parse_duration(text, &ns) != HDL_OK)
         usage(base_detail());
     return ns;
+}
+
+static void set_option(struct runner *runner, int c)
+{
+    if (c == 'n')
+        runner->num_ranks = atoi(optarg);
+    else if (c == 't')
+        runner->timeout_ns = parse_seconds(optarg);
+    else if (c == 'k')
+        add_hook(runner, SIGKILL, optarg);
+    else if (c == 's')
+        add_hook(runner, SIGSTOP, optarg);
+    else if (c == 'c')
+        add_hook(runner, SIGCONT, optarg);
+    else if (c == 'e')
+        add_expectation(runner, optarg);
+    else if (c == 'v' && runner->num_env < MAX_ENV)
+        runner->env[runner->num_env++] = optarg;
+    else if (c == 'h')
+        runner->num_hosts = atoi(optarg);
+    else if (c == 'w')
+        set_sweep(runner, optarg);
+    else if (c == 'p')
+        runner->preload = optarg;
+    else
+        usage("bad option");
 }
 
 static void parse_options(struct runner *runner, int argc, char **argv)
@@ -119,37 +163,27 @@ static void parse_options(struct runner *runner, int argc, char **argv)
         {"expect", required_argument, NULL, 'e'},
         {"env", required_argument, NULL, 'v'},
         {"hosts", required_argument, NULL, 'h'},
+        {"sweep", required_argument, NULL, 'w'},
+        {"preload", required_argument, NULL, 'p'},
         {NULL, 0, NULL, 0},
     };
     int c;
-    while ((c = getopt_long(argc, argv, "+n:", options, NULL)) != -1) {
-        if (c == 'n')
-            runner->num_ranks = atoi(optarg);
-        else if (c == 't')
-            runner->timeout_ns = parse_seconds(optarg);
-        else if (c == 'k')
-            add_hook(runner, SIGKILL, optarg);
-        else if (c == 's')
-            add_hook(runner, SIGSTOP, optarg);
-        else if (c == 'c')
-            add_hook(runner, SIGCONT, optarg);
-        else if (c == 'e')
-            add_expectation(runner, optarg);
-        else if (c == 'v' && runner->num_env < MAX_ENV)
-            runner->env[runner->num_env++] = optarg;
-        else if (c == 'h')
-            runner->num_hosts = atoi(optarg);
-        else
-            usage("bad option");
-    }
+    while ((c = getopt_long(argc, argv, "+n:", options, NULL)) != -1)
+        set_option(runner, c);
     if (runner->num_ranks < 1 || optind >= argc)
         usage("-n N and a program are needed");
+    if (!runner->sweep != !runner->preload)
+        usage("--sweep and --preload go together");
 }
 
 static void on_line(void *user, struct procs *procs, int rank, int stream,
                     const char *line)
 {
     struct runner *runner = user;
+    if (strncmp(line, "[fault]", 7) == 0)
+        runner->fault_seen = true;
+    if (runner->sweep && stream == 1)
+        return;
     fprintf(stream == 1 ? stdout : stderr, "[%d] %s\n", rank, line);
     fflush(stream == 1 ? stdout : stderr);
     for (int i = 0; i < runner->num_hooks; i++) {
@@ -221,24 +255,22 @@ static int run_tree(struct runner *runner, struct procs_spec *spec)
     return code;
 }
 
-int main(int argc, char **argv)
+static int run_once(struct runner *runner, char **argv)
 {
-    struct runner runner = {.timeout_ns = 60 * BASE_NS_PER_S};
-    parse_options(&runner, argc, argv);
     struct procs_spec spec = {
-        .num_ranks = runner.num_ranks,
-        .argv = argv + optind,
-        .env = runner.env,
-        .timeout_ns = runner.timeout_ns,
+        .num_ranks = runner->num_ranks,
+        .argv = argv,
+        .env = runner->env,
+        .timeout_ns = runner->timeout_ns,
         .forward_signals = true,
         .on_line = on_line,
-        .user = &runner,
+        .user = runner,
     };
-    if (runner.num_hosts <= 1)
-        return run_tree(&runner, &spec);
+    if (runner->num_hosts <= 1)
+        return run_tree(runner, &spec);
 
     struct netns *netns;
-    enum hdl_status status = netns_create(runner.num_hosts, runner.num_ranks, &netns);
+    enum hdl_status status = netns_create(runner->num_hosts, runner->num_ranks, &netns);
     if (status != HDL_OK) {
         fprintf(stderr, "runner: %s\n", base_detail());
         return status == HDL_ENOTSUP ? SKIPPED : 1;
@@ -246,7 +278,39 @@ int main(int argc, char **argv)
     spec.netns_fds = netns_rank_fds(netns);
     spec.addrs = netns_rank_addrs(netns);
     spec.master_addr = netns_rank_addrs(netns)[0];
-    int code = run_tree(&runner, &spec);
+    int code = run_tree(runner, &spec);
     netns_destroy(netns);
     return code;
+}
+
+static int run_sweep(struct runner *runner, char **argv)
+{
+    static char preload[4200];
+    static char fault[100];
+    snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", runner->preload);
+    runner->env[runner->num_env] = preload;
+    runner->env[runner->num_env + 1] = fault;
+    for (int n = 1; n <= runner->sweep_max; n++) {
+        snprintf(fault, sizeof(fault), "HEDDLE_TEST_FAULT=%s:%d", runner->sweep, n);
+        runner->fault_seen = false;
+        int code = run_once(runner, argv);
+        if (code != 0) {
+            fprintf(stderr, "runner: failed with %s\n", fault);
+            return code;
+        }
+        if (!runner->fault_seen) {
+            printf("[runner] %d calls failed one by one\n", n - 1);
+            return n == 1;
+        }
+    }
+    printf("[runner] %d calls failed one by one, there are more\n", runner->sweep_max);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct runner runner = {.timeout_ns = 60 * BASE_NS_PER_S};
+    parse_options(&runner, argc, argv);
+    return runner.sweep ? run_sweep(&runner, argv + optind)
+                        : run_once(&runner, argv + optind);
 }
