@@ -73,6 +73,17 @@ main_build() {
     try examples scripts/check_examples.py build-check/main
 }
 
+# By hand only: its false alarms differ from version to version.
+check_lint() {
+    main_build
+    part lint
+    have clang-tidy || install clang-tidy
+    mapfile -t sources < <(git ls-files 'src/*.c' 'tools/*.c')
+    for source in "${sources[@]}"; do
+        try "lint $source" clang-tidy --quiet -p build-check/main "$source"
+    done
+}
+
 check_suite() {
     main_build
     part "$1"
@@ -124,6 +135,7 @@ run_part() {
     case "$1" in
     all) for p in style unit sim ranks asan tsan fuzz builds; do run_part "$p"; done ;;
     style) check_style ;;
+    lint) check_lint ;;
     unit | sim | ranks) check_suite "$1" ;;
     asan) check_asan ;;
     tsan) check_tsan ;;
