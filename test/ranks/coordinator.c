@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The coordinator's rank is lost: HDL_ECOORD on all survivors within 2 s, idle or in an
+ * operation; a group without that rank goes on.
+ */
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rank.h"
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "busy";
+    struct rank self;
+    static const int32_t others[] = {1, 2, 3};
+    struct hdl_group *apart = NULL;
+    rank_join(&self);
+    CHECK(self.size == 4, "run it with 4 ranks");
+    if (self.rank > 0) {
+        struct hdl_group_opts opts = {.size = sizeof(opts),
+                                      .name = "apart",
+                                      .rank = self.rank - 1,
+                                      .num_ranks = 3,
+                                      .ranks = others};
+        CHECK_OK(hdl_group_create(self.context, &opts, &apart));
+    }
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    if (self.rank == 0) {
+        rank_sleep_ms(strcmp(mode, "idle") == 0 ? 50 : 100);
+        raise(SIGKILL);
+    }
+    if (strcmp(mode, "idle") == 0)
+        rank_sleep_ms(500);
+    double start = rank_now();
+    enum hdl_status status = HDL_OK;
+    static float data[1 << 16];
+    while (status == HDL_OK && rank_now() < start + 10) {
+        start = rank_now();
+        status =
+            hdl_allreduce(self.group, data, data, 1 << 16, HDL_F32, HDL_SUM, NULL, NULL);
+    }
+    CHECK_STATUS(status, HDL_ECOORD);
+    CHECK(rank_now() - start < 2.0, "told after %.2f s", rank_now() - start);
+    CHECK_STATUS(hdl_barrier(self.group, NULL, NULL), HDL_ECOORD);
+    for (int i = 0; i < 100; i++) {
+        int32_t one = 1;
+        CHECK_OK(hdl_allreduce(apart, &one, &one, 1, HDL_I32, HDL_SUM, NULL, NULL));
+        CHECK(one == 3, "sum %d", one);
+    }
+    start = rank_now();
+    hdl_group_destroy(apart);
+    rank_leave(&self);
+    CHECK(rank_now() - start < 7.0, "leaving took %.2f s", rank_now() - start);
+    return 0;
+}

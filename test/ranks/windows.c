@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Put, signal, wait and flush on windows of the user, in a ring of ranks. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rank.h"
+
+enum {
+    ROOM = 1 << 20,
+    FLAG = ROOM,
+    COUNTER = ROOM + 64,
+    BYTES = ROOM + 128,
+    ROUNDS = 200
+};
+
+static struct rank self;
+static struct hdl_window *window;
+static struct hdl_peer_window *next, *before;
+
+static struct hdl_peer_window *open_peer(const unsigned char *handles, int rank)
+{
+    struct hdl_peer_window *peer;
+    uint64_t length;
+    memcpy(&length, handles + (size_t)rank * (HDL_WINDOW_HANDLE_BYTES + 8), 8);
+    CHECK_OK(hdl_window_open(self.context,
+                             handles + (size_t)rank * (HDL_WINDOW_HANDLE_BYTES + 8) + 8,
+                             (size_t)length, &peer));
+    return peer;
+}
+
+static void open_windows(void)
+{
+    static unsigned char own[HDL_WINDOW_HANDLE_BYTES + 8];
+    static unsigned char all[64 * (HDL_WINDOW_HANDLE_BYTES + 8)];
+    size_t length = HDL_WINDOW_HANDLE_BYTES;
+    CHECK_OK(hdl_window_create(self.context, BYTES, HDL_WINDOW_HOST, &window));
+    CHECK(hdl_window_bytes(window) == BYTES, "%zu bytes", hdl_window_bytes(window));
+    const unsigned char *data = hdl_window_data(window);
+    for (size_t i = 0; i < BYTES; i++)
+        CHECK(data[i] == 0, "byte %zu of a new window is %d", i, data[i]);
+    CHECK_OK(hdl_window_pack(window, own + 8, &length));
+    uint64_t used = length;
+    memcpy(own, &used, 8);
+    CHECK_OK(hdl_allgather(self.group, own, all, sizeof(own), HDL_U8, NULL, NULL));
+    next = open_peer(all, (self.rank + 1) % self.size);
+    before = open_peer(all, (self.rank + self.size - 1) % self.size);
+    length = 8;
+    CHECK_STATUS(hdl_window_pack(window, own, &length), HDL_EINVAL);
+    struct hdl_peer_window *bad = NULL;
+    memset(own, 0x33, sizeof(own));
+    CHECK_STATUS(hdl_window_open(self.context, own, 100, &bad), HDL_EINVAL);
+    CHECK_STATUS(hdl_window_open(self.context, own, 0, &bad), HDL_EINVAL);
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+}
+
+/* Blocks of many sizes go round; the signal is seen only after the whole block. */
+static void test_put(void)
+{
+    unsigned char *block = malloc(ROOM);
+    const unsigned char *data = hdl_window_data(window);
+    CHECK(block, "no memory");
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        size_t bytes = (size_t)(round * round * 26 + round) % (ROOM - 64) + 1;
+        size_t offset = round % 7;
+        memset(block, (int)(round + (uint64_t)self.rank), bytes);
+        CHECK_OK(hdl_put(next, offset, block, bytes, FLAG, round, HDL_SIGNAL_SET));
+        CHECK_OK(hdl_window_wait(window, FLAG, round, before, 10000000));
+        int sender = (self.rank + self.size - 1) % self.size;
+        for (size_t i = 0; i < bytes; i++)
+            CHECK(data[offset + i] == (unsigned char)(round + (uint64_t)sender),
+                  "round %d byte %zu of %zu is %d", (int)round, i, bytes,
+                  data[offset + i]);
+        CHECK_OK(hdl_flush(next, 10000000));
+        CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    }
+    free(block);
+}
+
+static void test_add(void)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK_OK(hdl_signal(next, COUNTER, 1, HDL_SIGNAL_ADD));
+        CHECK_OK(hdl_signal(before, COUNTER, 2, HDL_SIGNAL_ADD));
+    }
+    CHECK_OK(hdl_window_wait(window, COUNTER, 3 * ROUNDS, NULL, 10000000));
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    uint64_t value;
+    memcpy(&value, (char *)hdl_window_data(window) + COUNTER, 8);
+    CHECK(value == 3 * ROUNDS, "counter %llu", (unsigned long long)value);
+}
+
+static void test_refused(void)
+{
+    char byte = 0;
+    CHECK_STATUS(hdl_put(next, BYTES, &byte, 1, SIZE_MAX, 0, HDL_SIGNAL_SET), HDL_EINVAL);
+    CHECK_STATUS(hdl_put(next, 8, &byte, SIZE_MAX - 4, SIZE_MAX, 0, HDL_SIGNAL_SET),
+                 HDL_EINVAL);
+    CHECK_STATUS(hdl_put(next, 0, &byte, 1, FLAG + 4, 0, HDL_SIGNAL_SET), HDL_EINVAL);
+    CHECK_STATUS(hdl_signal(next, BYTES, 1, HDL_SIGNAL_SET), HDL_EINVAL);
+    CHECK_STATUS(hdl_window_wait(window, BYTES - 4, 1, NULL, 0), HDL_EINVAL);
+    CHECK_STATUS(hdl_window_wait(window, FLAG, ROUNDS + 1, NULL, 0), HDL_ETIMEDOUT);
+    double start = rank_now();
+    CHECK_STATUS(hdl_window_wait(window, FLAG, ROUNDS + 1, NULL, 50000), HDL_ETIMEDOUT);
+    CHECK(rank_now() - start >= 0.05, "the wait ended early");
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+}
+
+/* A wait for a rank that dies ends. */
+static void test_lost(void)
+{
+    if (self.rank == self.size - 1)
+        _exit(0);
+    if (self.rank == 0) {
+        double start = rank_now();
+        CHECK_STATUS(hdl_window_wait(window, FLAG, ROUNDS + 1, before, 10000000),
+                     HDL_EPEER);
+        CHECK(rank_now() - start < 3, "told after %.1f s", rank_now() - start);
+    }
+}
+
+int main(void)
+{
+    rank_join(&self);
+    open_windows();
+    test_put();
+    test_add();
+    test_refused();
+    if (self.size > 2)
+        test_lost();
+    hdl_window_close(next);
+    hdl_window_close(before);
+    hdl_window_destroy(window);
+    rank_leave(&self);
+    return 0;
+}
