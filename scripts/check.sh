@@ -46,7 +46,8 @@ meson_tests() {
     shift 2
     rm -f "$folder/meson-logs/testlog.json"
     ${wrapper:-} meson test -C "$folder" --no-rebuild --num-processes "$jobs" --print-errorlogs "$@" \
-        </dev/null | grep -v ' OK  *[0-9.]*s$\|^$' | tail -n 200
+        </dev/null | grep -Ev ' (OK|EXPECTEDFAIL) +[0-9.]+s|^$|^(Ok|Expected Fail|Fail|Unexpected Pass|Skipped|Timeout):|^Full log' |
+        tail -n 200
     scripts/count_tests.py "$folder/meson-logs/testlog.json" "$prefix" >>"$results" ||
         record fail "$prefix: tests ran"
 }

@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.." || exit 1
     git ls-files -co --exclude-standard '*.sh'
     git ls-files -co --exclude-standard | grep -v '\.' | xargs grep -lE '^#!.*\b(ba)?sh$'
     echo .ci/run
-} | sort -u | xargs shellcheck -x
+} | sort -u | xargs shellcheck -x -S warning
