@@ -20,8 +20,8 @@ static size_t copy_head(uint8_t *dst, const uint8_t *src, size_t bytes)
     return head;
 }
 
-__attribute__((target("avx512f"))) static void stream_avx512(uint8_t *dst, const uint8_t *src,
-                                                             size_t bytes)
+__attribute__((target("avx512f"))) static void
+stream_avx512(uint8_t *dst, const uint8_t *src, size_t bytes)
 {
     size_t at = copy_head(dst, src, bytes);
     for (; at + 4 * LINE <= bytes; at += 4 * LINE) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Copies that do not displace the cache: for memory that is read elsewhere or much later. */
+/* Copies that do not displace the cache: for memory that is read elsewhere or much later.
+ */
 #ifndef BASE_COPY_H
 #define BASE_COPY_H
 

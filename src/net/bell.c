@@ -24,7 +24,8 @@ static int membarrier(int command)
 enum hdl_status net_bell_create(struct net *net)
 {
     void *page;
-    enum hdl_status status = net_memory_create("heddle-bell", NET_BELL_BYTES, &net->bell_fd, &page);
+    enum hdl_status status =
+        net_memory_create("heddle-bell", NET_BELL_BYTES, &net->bell_fd, &page);
     if (status != HDL_OK)
         return status;
     net->bell = page;
@@ -40,7 +41,8 @@ enum hdl_status net_bell_create(struct net *net)
     }
     if (!net->exchange.offer)
         return HDL_OK;
-    status = net->exchange.offer(net->exchange.user, net->bell_id, net->bell_key, net->bell_fd);
+    status = net->exchange.offer(net->exchange.user, net->bell_id, net->bell_key,
+                                 net->bell_fd);
     if (status == HDL_OK && net->event_fd >= 0)
         status = net->exchange.offer(net->exchange.user, net->bell_id + 1, net->bell_key,
                                      net->event_fd);
@@ -76,8 +78,9 @@ static enum hdl_status bell_fetch(struct net *net, const struct net_handle *hand
     const struct net_exchange *exchange = &net->exchange;
     int64_t timeout = 5 * BASE_NS_PER_S;
     int fd;
-    enum hdl_status status = exchange->fetch(exchange->user, handle->socket_name,
-                                             handle->bell_id, handle->bell_key, timeout, &fd);
+    enum hdl_status status =
+        exchange->fetch(exchange->user, handle->socket_name, handle->bell_id,
+                        handle->bell_key, timeout, &fd);
     if (status != HDL_OK)
         return status;
     void *page;
@@ -118,7 +121,8 @@ static void bell_free(struct net *net, struct net_peer_bell *peer)
     base_free(net->env, peer);
 }
 
-enum hdl_status net_bell_open(struct hdl_peer_window *remote, const struct net_handle *handle)
+enum hdl_status net_bell_open(struct hdl_peer_window *remote,
+                              const struct net_handle *handle)
 {
     struct net *net = remote->net;
     pthread_mutex_lock(&net->lock);
@@ -199,7 +203,8 @@ void net_ring(struct hdl_peer_window *remote)
         atomic_signal_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&bell->sleepers, memory_order_relaxed) == 0)
         return;
-    bell_strike(bell, remote->peer_bell ? remote->peer_bell->event_fd : remote->net->event_fd);
+    bell_strike(bell,
+                remote->peer_bell ? remote->peer_bell->event_fd : remote->net->event_fd);
 }
 
 void net_wake(struct net *net)
@@ -233,8 +238,8 @@ void net_sleep_cancel(struct net *net)
         atomic_fetch_sub(&bell->polling, 1);
 }
 
-/* Sleeps in poll() on the eventfd and fabric's descriptor; only one thread at a time, since
- * two that read the same eventfd would take each other's wake-ups. */
+/* Sleeps in poll() on the eventfd and fabric's descriptor; only one thread at a time,
+ * since two that read the same eventfd would take each other's wake-ups. */
 static void sleep_polling(struct net *net, uint32_t ticket, int64_t timeout_ns)
 {
     struct pollfd fds[2] = {{.fd = net->event_fd, .events = POLLIN}, {.fd = -1}};
@@ -242,7 +247,8 @@ static void sleep_polling(struct net *net, uint32_t ticket, int64_t timeout_ns)
     bool may_sleep = net_fabric_sleep_begin(net->fabric, &fds[1].fd, &limit);
     fds[1].events = POLLIN;
     if (may_sleep && atomic_load(&net->bell->count) == ticket) {
-        struct timespec time = {.tv_sec = limit / BASE_NS_PER_S, .tv_nsec = limit % BASE_NS_PER_S};
+        struct timespec time = {.tv_sec = limit / BASE_NS_PER_S,
+                                .tv_nsec = limit % BASE_NS_PER_S};
         int ready = ppoll(fds, 2, limit < 0 ? NULL : &time, NULL);
         uint64_t rings;
         if (ready > 0 && (fds[0].revents & POLLIN) &&

@@ -13,7 +13,9 @@ static void json_text(const char *text, char *out, size_t room)
 {
     size_t used = 0;
     for (; *text && used + 1 < room; text++)
-        out[used++] = *text == '"' ? '\'' : *text == '\\' || (unsigned char)*text < 32 ? ' ' : *text;
+        out[used++] = *text == '"'                                 ? '\''
+                      : *text == '\\' || (unsigned char)*text < 32 ? ' '
+                                                                   : *text;
     out[used] = 0;
 }
 
@@ -27,12 +29,13 @@ size_t net_fabric_describe(struct base_env *env, char *json, size_t room)
         status = net_fabric_choose(env, &lib, NULL, &info);
     if (status != HDL_OK) {
         json_text(base_detail(), reason, sizeof(reason));
-        return (size_t)snprintf(json, room, "{\"available\":false,\"reason\":\"%s\"}", reason);
+        return (size_t)snprintf(json, room, "{\"available\":false,\"reason\":\"%s\"}",
+                                reason);
     }
     uint32_t version = lib.version();
-    int length =
-        snprintf(json, room, "{\"available\":true,\"provider\":\"%s\",\"libfabric\":\"%u.%u\"}",
-                 info->fabric_attr->prov_name, FI_MAJOR(version), FI_MINOR(version));
+    int length = snprintf(
+        json, room, "{\"available\":true,\"provider\":\"%s\",\"libfabric\":\"%u.%u\"}",
+        info->fabric_attr->prov_name, FI_MAJOR(version), FI_MINOR(version));
     lib.freeinfo(info);
     return (size_t)length;
 }
@@ -47,7 +50,8 @@ size_t net_describe(struct base_env *env, char *json, size_t room)
         shm = "{\"available\":false,\"reason\":\"this kernel has no memfd\"}";
     else
         close(fd);
-    int length = snprintf(json, room, "{\"self\":{\"available\":true},\"shm\":%s,\"fabric\":%s}",
-                          shm, fabric);
+    int length =
+        snprintf(json, room, "{\"self\":{\"available\":true},\"shm\":%s,\"fabric\":%s}",
+                 shm, fabric);
     return (size_t)length;
 }

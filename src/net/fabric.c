@@ -24,8 +24,8 @@ void fabric_lock(struct net_fabric *fabric)
 bool fabric_trylock(struct net_fabric *fabric)
 {
     uint32_t none = 0;
-    return atomic_compare_exchange_strong_explicit(&fabric->lock, &none, 1, memory_order_acquire,
-                                                   memory_order_relaxed);
+    return atomic_compare_exchange_strong_explicit(
+        &fabric->lock, &none, 1, memory_order_acquire, memory_order_relaxed);
 }
 
 void fabric_unlock(struct net_fabric *fabric)
@@ -126,8 +126,8 @@ enum hdl_status net_fabric_create(struct net *net, struct net_fabric **out)
     if (status == HDL_OK)
         status = net_fabric_lib_open(net->env, &fabric->lib);
     if (status == HDL_OK)
-        status = net_fabric_choose(net->env, &fabric->lib, net->exchange.interface_address,
-                                   &fabric->info);
+        status = net_fabric_choose(net->env, &fabric->lib,
+                                   net->exchange.interface_address, &fabric->info);
     if (status != HDL_OK)
         goto free_fabric;
     fabric->local_mr = fabric->info->domain_attr->mr_mode & FI_MR_LOCAL;
@@ -208,14 +208,15 @@ enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window
         enum hdl_status status = base_random_u64(&wish);
         if (status != HDL_OK)
             return status;
-        /* Some providers have room for fewer bytes, and keep the top bit for themselves. */
+        /* Some providers have room for fewer bytes, and keep the top bit for themselves.
+         */
         size_t bits = fabric->info->domain_attr->mr_key_size * 8;
         wish &= bits >= 64 ? INT64_MAX : (UINT64_C(1) << bits) - 1;
     }
     struct fid_mr *mr;
     fabric_lock(fabric);
-    int error = fi_mr_reg(fabric->domain, window->data, window->bytes, FI_REMOTE_WRITE, 0, wish,
-                          0, &mr, NULL);
+    int error = fi_mr_reg(fabric->domain, window->data, window->bytes, FI_REMOTE_WRITE, 0,
+                          wish, 0, &mr, NULL);
     if (!error && (fabric->info->domain_attr->mr_mode & FI_MR_ENDPOINT)) {
         error = fi_mr_bind(mr, &fabric->ep->fid, 0);
         if (!error)
@@ -226,13 +227,14 @@ enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window
         window->mr_key = fi_mr_key(mr);
         bool virtual = fabric->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
         window->mr_base = virtual ? (uint64_t)(uintptr_t)window->data : 0;
-        base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS], &window->fabric_node);
+        base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS],
+                            &window->fabric_node);
         atomic_fetch_add(&fabric->num_windows, 1);
     }
     fabric_unlock(fabric);
     if (error)
-        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", window->bytes,
-                         fabric_error(fabric, error));
+        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s",
+                         window->bytes, fabric_error(fabric, error));
     return HDL_OK;
 }
 
@@ -250,7 +252,8 @@ void net_fabric_deregister(struct net_fabric *fabric, struct hdl_window *window)
 }
 
 void net_fabric_describe_window(const struct net_fabric *fabric,
-                                const struct hdl_window *window, struct net_handle *handle)
+                                const struct hdl_window *window,
+                                struct net_handle *handle)
 {
     memcpy(handle->provider, fabric->provider, sizeof(handle->provider));
     memcpy(handle->address, fabric->address, fabric->address_length);
@@ -262,8 +265,8 @@ void net_fabric_describe_window(const struct net_fabric *fabric,
 
 /* -------------------------------------------------------------------------- polling */
 
-static void handle_completion(struct net_fabric *fabric, struct fabric_op *op, size_t length,
-                              int error)
+static void handle_completion(struct net_fabric *fabric, struct fabric_op *op,
+                              size_t length, int error)
 {
     switch (op->kind) {
     case FABRIC_OP_MESSAGE:
@@ -286,8 +289,8 @@ static void handle_error(struct net_fabric *fabric)
     struct fi_cq_err_entry entry = {0};
     if (fi_cq_readerr(fabric->cq, &entry, 0) != 1)
         return;
-    base_log_debug(fabric->env, "fabric completion error %d (%s) provider error %d", entry.err,
-                   fabric_error(fabric, entry.err), entry.prov_errno);
+    base_log_debug(fabric->env, "fabric completion error %d (%s) provider error %d",
+                   entry.err, fabric_error(fabric, entry.err), entry.prov_errno);
     if (entry.op_context)
         handle_completion(fabric, entry.op_context, 0, entry.err ? entry.err : FI_EIO);
 }

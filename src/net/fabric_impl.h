@@ -8,12 +8,12 @@
 #include "net/fabric_wire.h"
 
 /*
- *  remote (peer's window) --> link (peer's context) --> messages: numbered, kept until acknowledged
- *                                    |                  [base .. post) handed to the provider
- *                                    |                  [post .. tail) waiting
- *                                    +--> writes: payload too large for a message; the put's
- *                                         signal follows as a message when the write is
- *                                         delivered, so a broken link cannot part them
+ *  remote (peer's window) --> link (peer's context) --> messages: numbered, kept until
+ * acknowledged |                  [base .. post) handed to the provider | [post .. tail)
+ * waiting
+ *                                    +--> writes: payload too large for a message; the
+ * put's signal follows as a message when the write is delivered, so a broken link cannot
+ * part them
  *
  * All of it is guarded by fabric->lock.
  */
@@ -56,7 +56,11 @@ struct fabric_receive {
     uint8_t *bytes;
 };
 
-enum fabric_write_state { FABRIC_WRITE_WAITING = 1, FABRIC_WRITE_POSTED, FABRIC_WRITE_DELIVERED };
+enum fabric_write_state {
+    FABRIC_WRITE_WAITING = 1,
+    FABRIC_WRITE_POSTED,
+    FABRIC_WRITE_DELIVERED
+};
 
 struct fabric_write {
     struct fabric_op op;
@@ -67,8 +71,8 @@ struct fabric_write {
     enum fabric_write_state state;
     const uint8_t *src;
     size_t bytes;
-    size_t done;    /* delivered */
-    size_t part;    /* being delivered */
+    size_t done; /* delivered */
+    size_t part; /* being delivered */
     size_t offset;
     uint64_t mr_key;
     uint64_t mr_base;
@@ -167,22 +171,25 @@ void fabric_write_free(struct net_fabric *fabric, struct fabric_write *write);
 
 /* fabric_link.c */
 struct fabric_link *fabric_link_find(struct net_fabric *fabric, uint64_t net_id);
-enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id, uint64_t secret,
-                                 const uint8_t *address, uint32_t address_length,
-                                 struct fabric_link **link);
+enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
+                                 uint64_t secret, const uint8_t *address,
+                                 uint32_t address_length, struct fabric_link **link);
 void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link);
 /* Room for `count` more messages, the HELLO counted? */
 bool fabric_link_room(const struct fabric_link *link, uint32_t count);
-/* A numbered message with its head filled, ready for a body of `body` bytes. NULL: no memory. */
-struct fabric_message *fabric_link_message(struct net_fabric *fabric, struct fabric_link *link,
+/* A numbered message with its head filled, ready for a body of `body` bytes. NULL: no
+ * memory. */
+struct fabric_message *fabric_link_message(struct net_fabric *fabric,
+                                           struct fabric_link *link,
                                            enum net_wire_kind kind, size_t body);
-/* Queues it behind the others (and the HELLO, if it is the first), and posts what it can. */
+/* Queues it behind the others (and the HELLO, if it is the first), and posts what it can.
+ */
 bool fabric_link_send(struct net_fabric *fabric, struct fabric_link *link,
                       struct fabric_message *message);
-void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link, uint32_t ack,
-                              bool resend);
-void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link, const char *what,
-                      ssize_t error);
+void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link,
+                              uint32_t ack, bool resend);
+void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
+                      const char *what, ssize_t error);
 void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link);
 /* Posts, retries, acknowledges, resends: whatever is due. */
 void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, bool idle,
@@ -190,7 +197,8 @@ void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, boo
 void fabric_link_send_ack(struct net_fabric *fabric, struct fabric_link *link);
 /* Earliest time something is due; BASE_FOREVER = nothing. */
 int64_t fabric_link_timer(const struct fabric_link *link);
-void fabric_message_done(struct net_fabric *fabric, struct fabric_message *message, int error);
+void fabric_message_done(struct net_fabric *fabric, struct fabric_message *message,
+                         int error);
 void fabric_write_done(struct net_fabric *fabric, struct fabric_write *write, int error);
 
 /* fabric_receive.c */

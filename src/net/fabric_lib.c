@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Libraries below libfabric catch signals when they are loaded or first looked at. Signals
- * belong to the application: what it had is put back. */
+/* Libraries below libfabric catch signals when they are loaded or first looked at.
+ * Signals belong to the application: what it had is put back. */
 struct signals {
     struct sigaction before[32];
     bool saved[32];
@@ -32,11 +32,22 @@ static void signals_restore(const struct signals *signals)
     }
 }
 
+/* ofi_rxm's buffers are sized by its environment alone, and its defaults cost 70 MB a
+ * process. Ours is never more than a few dozen messages of NET_WIRE_MAX bytes. What the
+ * user set stays. */
+static void shrink_rxm(void)
+{
+    (void)setenv("FI_OFI_RXM_BUFFER_SIZE", "8448", 0);
+    (void)setenv("FI_OFI_RXM_MSG_TX_SIZE", "128", 0);
+    (void)setenv("FI_OFI_RXM_MSG_RX_SIZE", "128", 0);
+}
+
 enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib)
 {
     const char *name = env->config.fabric_library.text;
     struct signals signals;
     signals_save(&signals);
+    shrink_rxm();
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     signals_restore(&signals);
     if (!handle) {
@@ -47,9 +58,12 @@ enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib 
         const char *name;
         void **slot;
     } symbols[] = {
-        {"fi_getinfo", (void **)&lib->getinfo},   {"fi_freeinfo", (void **)&lib->freeinfo},
-        {"fi_dupinfo", (void **)&lib->dupinfo},   {"fi_fabric", (void **)&lib->fabric},
-        {"fi_strerror", (void **)&lib->strerror}, {"fi_version", (void **)&lib->version},
+        {"fi_getinfo", (void **)&lib->getinfo},
+        {"fi_freeinfo", (void **)&lib->freeinfo},
+        {"fi_dupinfo", (void **)&lib->dupinfo},
+        {"fi_fabric", (void **)&lib->fabric},
+        {"fi_strerror", (void **)&lib->strerror},
+        {"fi_version", (void **)&lib->version},
     };
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         *symbols[i].slot = dlsym(handle, symbols[i].name);
@@ -61,9 +75,9 @@ enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib 
     uint32_t version = lib->version();
     if (FI_VERSION_LT(version, NET_FABRIC_API)) {
         dlclose(handle);
-        return base_fail(HDL_ENOTSUP, "%s is version %u.%u, at least %u.%u is needed", name,
-                         FI_MAJOR(version), FI_MINOR(version), FI_MAJOR(NET_FABRIC_API),
-                         FI_MINOR(NET_FABRIC_API));
+        return base_fail(HDL_ENOTSUP, "%s is version %u.%u, at least %u.%u is needed",
+                         name, FI_MAJOR(version), FI_MINOR(version),
+                         FI_MAJOR(NET_FABRIC_API), FI_MINOR(NET_FABRIC_API));
     }
     lib->handle = handle;
     return HDL_OK;
@@ -101,8 +115,8 @@ static struct fi_info *make_hints(const struct net_fabric_lib *lib)
     if (!hints)
         return NULL;
     hints->ep_attr->type = FI_EP_RDM;
-    hints->caps = FI_MSG | FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE |
-                  FI_SEND | FI_RECV;
+    hints->caps = FI_MSG | FI_RMA | FI_READ | FI_WRITE | FI_REMOTE_READ |
+                  FI_REMOTE_WRITE | FI_SEND | FI_RECV;
     hints->mode = FI_CONTEXT | FI_CONTEXT2;
     hints->domain_attr->mr_mode =
         FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
@@ -110,6 +124,8 @@ static struct fi_info *make_hints(const struct net_fabric_lib *lib)
     hints->domain_attr->control_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->data_progress = FI_PROGRESS_MANUAL;
     hints->domain_attr->resource_mgmt = FI_RM_ENABLED;
+    hints->tx_attr->size = 128;
+    hints->rx_attr->size = 128;
     hints->tx_attr->msg_order = FI_ORDER_SAS;
     hints->rx_attr->msg_order = FI_ORDER_SAS;
     return hints;
@@ -150,7 +166,8 @@ enum hdl_status net_fabric_choose(struct base_env *env, const struct net_fabric_
     if (wish[0]) {
         enum hdl_status status = ask(lib, address, wish, info);
         if (status == HDL_OK && !*info)
-            status = base_fail(HDL_ENOTSUP, "libfabric has no provider \"%s\" that qualifies on %s",
+            status = base_fail(HDL_ENOTSUP,
+                               "libfabric has no provider \"%s\" that qualifies on %s",
                                wish, address ? address : "any address");
         return status;
     }

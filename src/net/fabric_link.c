@@ -32,13 +32,13 @@ struct fabric_link *fabric_link_find(struct net_fabric *fabric, uint64_t net_id)
     return NULL;
 }
 
-enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id, uint64_t secret,
-                                 const uint8_t *address, uint32_t address_length,
-                                 struct fabric_link **out)
+enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
+                                 uint64_t secret, const uint8_t *address,
+                                 uint32_t address_length, struct fabric_link **out)
 {
     if (address_length != fabric->address_length)
-        return base_fail(HDL_EINVAL, "fabric address of %u bytes, %s has %u", address_length,
-                         fabric->provider, fabric->address_length);
+        return base_fail(HDL_EINVAL, "fabric address of %u bytes, %s has %u",
+                         address_length, fabric->provider, fabric->address_length);
     struct fabric_link *link = base_alloc(fabric->env, 1, sizeof(*link));
     if (!link)
         return HDL_ENOMEM;
@@ -80,14 +80,16 @@ static void link_show_down(struct net_fabric *fabric, struct fabric_link *link)
 {
     base_list_each(node, after, &fabric->remotes)
     {
-        struct net_fabric_remote *remote = base_container_of(node, struct net_fabric_remote, node);
+        struct net_fabric_remote *remote =
+            base_container_of(node, struct net_fabric_remote, node);
         if (remote->link == link)
-            atomic_store_explicit(&remote->down_since, link->down_since, memory_order_relaxed);
+            atomic_store_explicit(&remote->down_since, link->down_since,
+                                  memory_order_relaxed);
     }
 }
 
-void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link, const char *what,
-                      ssize_t error)
+void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
+                      const char *what, ssize_t error)
 {
     link_set_busy(fabric, link);
     if (link->down_since)
@@ -124,7 +126,8 @@ bool fabric_link_room(const struct fabric_link *link, uint32_t count)
     return link->tail - link->base + count + hello <= FABRIC_LINK_WINDOW;
 }
 
-struct fabric_message *fabric_link_message(struct net_fabric *fabric, struct fabric_link *link,
+struct fabric_message *fabric_link_message(struct net_fabric *fabric,
+                                           struct fabric_link *link,
                                            enum net_wire_kind kind, size_t body)
 {
     size_t payload =
@@ -178,8 +181,8 @@ static void link_pump(struct net_fabric *fabric, struct fabric_link *link)
             break;
         struct net_wire *head = (struct net_wire *)(void *)message->bytes;
         head->ack = link->expected - 1;
-        ssize_t error = fi_send(fabric->ep, message->bytes, message->length, message->desc,
-                                link->fi_addr, &message->op.context);
+        ssize_t error = fi_send(fabric->ep, message->bytes, message->length,
+                                message->desc, link->fi_addr, &message->op.context);
         if (error == -FI_EAGAIN)
             break;
         if (error) {
@@ -207,8 +210,8 @@ bool fabric_link_send(struct net_fabric *fabric, struct fabric_link *link,
     return true;
 }
 
-void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link, uint32_t ack,
-                              bool resend)
+void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link,
+                              uint32_t ack, bool resend)
 {
     /* Only what was really sent can be acknowledged. */
     if (ack - link->base + 1 > link->tail - link->base)
@@ -227,7 +230,8 @@ void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *lin
         link->post = link->base;
 }
 
-void fabric_message_done(struct net_fabric *fabric, struct fabric_message *message, int error)
+void fabric_message_done(struct net_fabric *fabric, struct fabric_message *message,
+                         int error)
 {
     message->posted = false;
     if (error)
@@ -283,7 +287,8 @@ static void write_post(struct net_fabric *fabric, struct fabric_write *write)
         fabric_link_fail(fabric, write->link, "write", error);
 }
 
-/* The put is over: its source is free, and so are those before it that were waited for. */
+/* The put is over: its source is free, and so are those before it that were waited for.
+ */
 static void write_finish(struct net_fabric *fabric, struct fabric_write *write)
 {
     struct net_fabric_remote *remote = write->remote;
@@ -309,7 +314,8 @@ static bool write_signal(struct net_fabric *fabric, struct fabric_write *write)
             fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(write->signal));
         if (!message)
             return false;
-        memcpy(message->bytes + sizeof(struct net_wire), &write->signal, sizeof(write->signal));
+        memcpy(message->bytes + sizeof(struct net_wire), &write->signal,
+               sizeof(write->signal));
         if (!fabric_link_send(fabric, link, message))
             return false;
     }

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-/* A slab is one allocation and, if the provider wants it, one registration. Slabs are made
- * when a link has room but no buffer is free: after the first busy moment never again. */
+/* A slab is one allocation and, if the provider wants it, one registration. Slabs are
+ * made when a link has room but no buffer is free: after the first busy moment never
+ * again. */
 struct fabric_slab {
     struct base_list node;
     struct fid_mr *mr;
@@ -15,7 +16,8 @@ struct fabric_slab {
 
 static size_t message_bytes(bool large)
 {
-    size_t small = sizeof(struct net_wire) + sizeof(struct net_wire_put) + FABRIC_SMALL_PAYLOAD;
+    size_t small =
+        sizeof(struct net_wire) + sizeof(struct net_wire_put) + FABRIC_SMALL_PAYLOAD;
     return large ? (size_t)NET_WIRE_MAX : small;
 }
 
@@ -39,8 +41,8 @@ static bool slab_add(struct net_fabric *fabric, bool large)
     if (!slab)
         return false;
     slab->bytes = base_alloc_aligned(fabric->env, 64, FABRIC_SLAB, each);
-    if (!slab->bytes ||
-        pool_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND, &slab->mr) != HDL_OK) {
+    if (!slab->bytes || pool_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND,
+                                      &slab->mr) != HDL_OK) {
         base_free_aligned(fabric->env, slab->bytes);
         base_free(fabric->env, slab);
         return false;
@@ -51,7 +53,8 @@ static bool slab_add(struct net_fabric *fabric, bool large)
         message->large = large;
         message->bytes = slab->bytes + i * each;
         message->desc = slab->mr ? fi_mr_desc(slab->mr) : NULL;
-        base_list_push_back(large ? &fabric->free_large : &fabric->free_small, &message->node);
+        base_list_push_back(large ? &fabric->free_large : &fabric->free_small,
+                            &message->node);
     }
     base_list_push_back(&fabric->slabs, &slab->node);
     return true;
@@ -103,7 +106,8 @@ enum hdl_status fabric_pool_create(struct net_fabric *fabric)
     base_list_init(&fabric->slabs);
     size_t each = ((size_t)NET_WIRE_MAX + 63) & ~(size_t)63;
     fabric->writes = base_alloc(fabric->env, FABRIC_WRITES, sizeof(*fabric->writes));
-    fabric->receives = base_alloc(fabric->env, FABRIC_RECEIVES, sizeof(*fabric->receives));
+    fabric->receives =
+        base_alloc(fabric->env, FABRIC_RECEIVES, sizeof(*fabric->receives));
     fabric->receive_bytes = base_alloc_aligned(fabric->env, 64, FABRIC_RECEIVES, each);
     if (!fabric->writes || !fabric->receives || !fabric->receive_bytes)
         return HDL_ENOMEM;

@@ -8,10 +8,11 @@ static enum hdl_status check_peer(const struct net_fabric *fabric,
                                   const struct net_handle *handle)
 {
     if (handle->address_length == 0)
-        return base_fail(HDL_ENOTSUP, "rank %d (pid %d) has no fabric", handle->rank, handle->pid);
+        return base_fail(HDL_ENOTSUP, "rank %d (pid %d) has no fabric", handle->rank,
+                         handle->pid);
     if (strcmp(handle->provider, fabric->provider) != 0)
-        return base_fail(HDL_ENOTSUP, "rank %d uses fabric provider %s, this rank %s", handle->rank,
-                         handle->provider, fabric->provider);
+        return base_fail(HDL_ENOTSUP, "rank %d uses fabric provider %s, this rank %s",
+                         handle->rank, handle->provider, fabric->provider);
     return HDL_OK;
 }
 
@@ -48,8 +49,8 @@ static enum hdl_status fabric_open(struct hdl_peer_window *owner,
     return status;
 }
 
-/* Messages already queued still go; writes that the provider holds are left to finish, the
- * others are dropped. The link stays: its numbers must go on. */
+/* Messages already queued still go; writes that the provider holds are left to finish,
+ * the others are dropped. The link stays: its numbers must go on. */
 static void fabric_close(struct hdl_peer_window *owner)
 {
     struct net_fabric *fabric = owner->net->fabric;
@@ -57,7 +58,8 @@ static void fabric_close(struct hdl_peer_window *owner)
     fabric_lock(fabric);
     base_list_each(node, after, &remote->writes)
     {
-        struct fabric_write *write = base_container_of(node, struct fabric_write, remote_node);
+        struct fabric_write *write =
+            base_container_of(node, struct fabric_write, remote_node);
         write->remote = NULL;
         base_list_remove(&write->remote_node);
         if (write->state != FABRIC_WRITE_POSTED)
@@ -82,7 +84,8 @@ static void fill_put(const struct net_fabric_remote *remote, size_t offset, size
     put->op = (uint32_t)op;
 }
 
-static enum hdl_status put_eager(struct net_fabric *fabric, struct net_fabric_remote *remote,
+static enum hdl_status put_eager(struct net_fabric *fabric,
+                                 struct net_fabric_remote *remote,
                                  const struct net_wire_put *put, const void *src)
 {
     struct fabric_link *link = remote->link;
@@ -105,12 +108,15 @@ static enum hdl_status put_eager(struct net_fabric *fabric, struct net_fabric_re
     return HDL_OK;
 }
 
-static enum hdl_status put_write(struct net_fabric *fabric, struct net_fabric_remote *remote,
-                                 const struct net_wire_put *put, const void *src, size_t bytes)
+static enum hdl_status put_write(struct net_fabric *fabric,
+                                 struct net_fabric_remote *remote,
+                                 const struct net_wire_put *put, const void *src,
+                                 size_t bytes)
 {
     struct fid_mr *local = NULL;
     if (fabric->local_mr) {
-        int error = fi_mr_reg(fabric->domain, src, bytes, FI_WRITE, 0, 0, 0, &local, NULL);
+        int error =
+            fi_mr_reg(fabric->domain, src, bytes, FI_WRITE, 0, 0, 0, &local, NULL);
         if (error)
             return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
                              fabric_error(fabric, error));
@@ -143,9 +149,9 @@ static enum hdl_status put_write(struct net_fabric *fabric, struct net_fabric_re
     return HDL_OK;
 }
 
-static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset, const void *src,
-                                  size_t bytes, size_t signal_offset, uint64_t value,
-                                  enum hdl_signal_op op)
+static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset,
+                                  const void *src, size_t bytes, size_t signal_offset,
+                                  uint64_t value, enum hdl_signal_op op)
 {
     if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
         return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
@@ -153,8 +159,8 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset, 
     struct net_wire_put put;
     fill_put(owner->fabric, offset, bytes, signal_offset, value, op, &put);
     fabric_lock(fabric);
-    enum hdl_status status =
-        bytes <= NET_EAGER_BYTES ? put_eager(fabric, owner->fabric, &put, src)
+    enum hdl_status status = bytes <= NET_EAGER_BYTES
+                                 ? put_eager(fabric, owner->fabric, &put, src)
                                  : put_write(fabric, owner->fabric, &put, src, bytes);
     fabric_unlock(fabric);
     return status;

@@ -9,11 +9,12 @@
 void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *receive)
 {
     void *desc = fabric->receive_mr ? fi_mr_desc(fabric->receive_mr) : NULL;
-    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_MAX, desc, FI_ADDR_UNSPEC,
-                            &receive->op.context);
+    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_MAX, desc,
+                            FI_ADDR_UNSPEC, &receive->op.context);
     receive->posted = error == 0;
     if (error && error != -FI_EAGAIN)
-        base_log_warn(fabric->env, "fabric receive not posted: %s", fabric_error(fabric, error));
+        base_log_warn(fabric->env, "fabric receive not posted: %s",
+                      fabric_error(fabric, error));
 }
 
 static void refuse(struct net_fabric *fabric, const char *why)
@@ -27,7 +28,8 @@ static struct hdl_window *find_window(struct net_fabric *fabric, uint64_t id)
     struct base_list *bucket = &fabric->windows[id % FABRIC_BUCKETS];
     base_list_each(node, after, bucket)
     {
-        struct hdl_window *window = base_container_of(node, struct hdl_window, fabric_node);
+        struct hdl_window *window =
+            base_container_of(node, struct hdl_window, fabric_node);
         if (window->id == id)
             return window;
     }
@@ -48,16 +50,19 @@ static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view 
     if (put->bytes)
         memcpy(window->data + put->offset, view->payload, put->bytes);
     if (put->signal_offset != UINT64_MAX)
-        net_raise(window->data, put->signal_offset, put->value, (enum hdl_signal_op)put->op);
+        net_raise(window->data, put->signal_offset, put->value,
+                  (enum hdl_signal_op)put->op);
 }
 
-static struct fabric_link *link_of(struct net_fabric *fabric, const struct net_wire_view *view)
+static struct fabric_link *link_of(struct net_fabric *fabric,
+                                   const struct net_wire_view *view)
 {
     struct fabric_link *link = fabric_link_find(fabric, view->head.source);
     if (link || view->head.kind != NET_WIRE_HELLO)
         return link;
-    if (fabric_link_open(fabric, view->head.source, view->hello->secret, view->hello->address,
-                         view->hello->address_length, &link) != HDL_OK) {
+    if (fabric_link_open(fabric, view->head.source, view->hello->secret,
+                         view->hello->address, view->hello->address_length,
+                         &link) != HDL_OK) {
         refuse(fabric, base_detail());
         return NULL;
     }
@@ -76,7 +81,8 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
     if (!link)
         return;
     fabric_link_alive(fabric, link);
-    fabric_link_acknowledged(fabric, link, view.head.ack, view.head.flags & NET_WIRE_RESEND);
+    fabric_link_acknowledged(fabric, link, view.head.ack,
+                             view.head.flags & NET_WIRE_RESEND);
     if (view.head.kind == NET_WIRE_ACK)
         return;
     if (base_list_empty(&link->busy))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages between the fabric transports of two contexts, and the check of what arrives. */
+/* Messages between the fabric transports of two contexts, and the check of what arrives.
+ */
 #ifndef NET_FABRIC_WIRE_H
 #define NET_FABRIC_WIRE_H
 
@@ -15,10 +16,16 @@
  *                  | PING:  nothing; asks for an ACK               |
  *
  * Messages of a link (a pair of contexts, one direction) are numbered from 1, kept by the
- * sender until acknowledged, sent again after a broken connection and dropped by the receiver
- * if it has had them. Number 1 is always the HELLO. Little-endian, as both hosts are.
+ * sender until acknowledged, sent again after a broken connection and dropped by the
+ * receiver if it has had them. Number 1 is always the HELLO. Little-endian, as both hosts
+ * are.
  */
-enum net_wire_kind { NET_WIRE_HELLO = 1, NET_WIRE_PUT = 2, NET_WIRE_ACK = 3, NET_WIRE_PING = 4 };
+enum net_wire_kind {
+    NET_WIRE_HELLO = 1,
+    NET_WIRE_PUT = 2,
+    NET_WIRE_ACK = 3,
+    NET_WIRE_PING = 4
+};
 enum { NET_WIRE_RESEND = 1 }; /* flag of ACK: a gap was seen */
 
 #define NET_WIRE_MAGIC UINT32_C(0x31444c48)
@@ -55,7 +62,8 @@ struct net_wire_put {
 static_assert(sizeof(struct net_wire_put) == 48, "wire format");
 
 enum {
-    NET_WIRE_MAX = (int)(sizeof(struct net_wire) + sizeof(struct net_wire_put)) + NET_EAGER_BYTES
+    NET_WIRE_MAX =
+        (int)(sizeof(struct net_wire) + sizeof(struct net_wire_put)) + NET_EAGER_BYTES
 };
 
 /* A message that may be looked at: lengths agree with the kind, the secret is right. */

@@ -23,7 +23,8 @@ static uint32_t handle_checksum(const uint8_t *data, size_t length)
     return hash;
 }
 
-enum hdl_status net_handle_pack(const struct net_handle *handle, void *out, size_t *length)
+enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
+                                size_t *length)
 {
     struct base_writer writer;
     base_writer_init(&writer, out, *length);
@@ -54,7 +55,8 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out, size
     return HDL_OK;
 }
 
-enum hdl_status net_handle_unpack(const void *data, size_t length, struct net_handle *handle)
+enum hdl_status net_handle_unpack(const void *data, size_t length,
+                                  struct net_handle *handle)
 {
     struct base_reader reader;
     base_reader_init(&reader, data, length);
@@ -64,8 +66,8 @@ enum hdl_status net_handle_unpack(const void *data, size_t length, struct net_ha
     if (reader.failed || magic != HANDLE_MAGIC)
         return base_fail(HDL_EINVAL, "%zu bytes are not a window handle", length);
     if (version != HANDLE_VERSION)
-        return base_fail(HDL_EINVAL, "window handle of version %u, this library has %u", version,
-                         HANDLE_VERSION);
+        return base_fail(HDL_EINVAL, "window handle of version %u, this library has %u",
+                         version, HANDLE_VERSION);
     handle->has_event = base_read_u16(&reader) & HANDLE_HAS_EVENT;
     base_read_bytes(&reader, handle->host_id, sizeof(handle->host_id));
     base_read_string(&reader, handle->socket_name, sizeof(handle->socket_name));
@@ -80,7 +82,8 @@ enum hdl_status net_handle_unpack(const void *data, size_t length, struct net_ha
     base_read_string(&reader, handle->provider, sizeof(handle->provider));
     uint32_t address_length = base_read_u16(&reader);
     if (address_length > sizeof(handle->address))
-        return base_fail(HDL_EINVAL, "window handle with an address of %u bytes", address_length);
+        return base_fail(HDL_EINVAL, "window handle with an address of %u bytes",
+                         address_length);
     handle->address_length = address_length;
     base_read_bytes(&reader, handle->address, address_length);
     handle->secret = base_read_u64(&reader);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of net share: the operation table of a transport, the objects, the bell. */
+/* What the files of net share: the operation table of a transport, the objects, the bell.
+ */
 #ifndef NET_INTERNAL_H
 #define NET_INTERNAL_H
 
@@ -14,14 +15,14 @@
 struct net_fabric;
 
 /*
- * The bell page: one per context, a memfd that peers of the host map writable. Its owner says
- * that it sleeps, a peer that stored a flag looks and rings.
+ * The bell page: one per context, a memfd that peers of the host map writable. Its owner
+ * says that it sleeps, a peer that stored a flag looks and rings.
  *
- *     owner:  sleepers += 1; barrier; flag set? else sleep until count differs from ticket
- *     peer:   flag = 1;      barrier; sleepers? then count += 1, wake
+ *     owner:  sleepers += 1; barrier; flag set? else sleep until count differs from
+ * ticket peer:   flag = 1;      barrier; sleepers? then count += 1, wake
  *
- * The peer's barrier would be paid on every operation, so the owner pays for both where the
- * kernel allows it: membarrier orders every registered process on this machine.
+ * The peer's barrier would be paid on every operation, so the owner pays for both where
+ * the kernel allows it: membarrier orders every registered process on this machine.
  */
 struct net_bell {
     _Atomic uint32_t sleepers;
@@ -49,25 +50,27 @@ struct net_handle {
     char provider[NET_MAX_PROVIDER];
     uint32_t address_length;
     uint8_t address[NET_MAX_ADDRESS];
-    uint64_t secret;    /* every message to this context carries it */
-    uint64_t mr_key;    /* of the window */
-    uint64_t mr_base;   /* added to offsets: virtual address for some providers */
+    uint64_t secret;  /* every message to this context carries it */
+    uint64_t mr_key;  /* of the window */
+    uint64_t mr_base; /* added to offsets: virtual address for some providers */
 };
 
-enum hdl_status net_handle_pack(const struct net_handle *handle, void *out, size_t *length);
-enum hdl_status net_handle_unpack(const void *data, size_t length, struct net_handle *handle);
+enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
+                                size_t *length);
+enum hdl_status net_handle_unpack(const void *data, size_t length,
+                                  struct net_handle *handle);
 
 /*
  * A transport lists what it has; the rest gets the answers of a mapped peer.
- *   open    required; caller's thread, may block; fills remote->data/bell or its own state
- *   close   optional; never blocks
- *   put     optional: NULL = copy to remote->data, signal there, ring
- *   done    optional: NULL = everything is done at once
- *   down_since  optional: NULL = never down
+ *   open    required; caller's thread, may block; fills remote->data/bell or its own
+ * state close   optional; never blocks put     optional: NULL = copy to remote->data,
+ * signal there, ring done    optional: NULL = everything is done at once down_since
+ * optional: NULL = never down
  */
 struct net_ops {
     const char *name;
-    enum hdl_status (*open)(struct hdl_peer_window *remote, const struct net_handle *handle);
+    enum hdl_status (*open)(struct hdl_peer_window *remote,
+                            const struct net_handle *handle);
     void (*close)(struct hdl_peer_window *remote);
     enum hdl_status (*put)(struct hdl_peer_window *remote, size_t offset, const void *src,
                            size_t bytes, size_t signal_offset, uint64_t value,
@@ -149,7 +152,8 @@ struct hdl_peer_window {
     struct net_fabric_remote *fabric;
 };
 
-/* memory.c: a sealed, zeroed memfd mapped shared; and mapping one that came from a peer. */
+/* memory.c: a sealed, zeroed memfd mapped shared; and mapping one that came from a peer.
+ */
 enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void **data);
 enum hdl_status net_memory_map(int fd, size_t bytes, bool writable, void **data);
 void net_memory_unmap(void *data, size_t bytes);
@@ -157,7 +161,8 @@ void net_memory_unmap(void *data, size_t bytes);
 /* bell.c */
 enum hdl_status net_bell_create(struct net *net);
 void net_bell_destroy(struct net *net);
-enum hdl_status net_bell_open(struct hdl_peer_window *remote, const struct net_handle *handle);
+enum hdl_status net_bell_open(struct hdl_peer_window *remote,
+                              const struct net_handle *handle);
 void net_bell_close(struct hdl_peer_window *remote);
 
 /* The store that a signal is, on mapped memory. */

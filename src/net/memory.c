@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared memory without a name: sealed memfds, so that no peer can shrink what others map. */
+/* Shared memory without a name: sealed memfds, so that no peer can shrink what others
+ * map. */
 #include "net/internal.h"
 
 #include "base/checked.h"

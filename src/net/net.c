@@ -123,7 +123,8 @@ void net_rank_lost(struct net *net, int32_t rank)
     pthread_mutex_lock(&net->lock);
     base_list_each(node, after, &net->remotes)
     {
-        struct hdl_peer_window *remote = base_container_of(node, struct hdl_peer_window, node);
+        struct hdl_peer_window *remote =
+            base_container_of(node, struct hdl_peer_window, node);
         if (remote->rank == rank)
             atomic_store(&remote->lost, true);
     }

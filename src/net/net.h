@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Transports of a context: windows, peers' windows, put, signal, flush, polling, sleeping. */
+/* Transports of a context: windows, peers' windows, put, signal, flush, polling,
+ * sleeping. */
 #ifndef HEDDLE_NET_NET_H
 #define HEDDLE_NET_NET_H
 
@@ -12,16 +13,17 @@
 
 /*
  *  own process                                  a peer
- *  struct net ---- struct hdl_window  --pack--> handle --net_remote_open--> struct hdl_peer_window
- *       |               memfd, fabric key             self | shm (mapped) | fabric (messaged)
+ *  struct net ---- struct hdl_window  --pack--> handle --net_remote_open--> struct
+ * hdl_peer_window |               memfd, fabric key             self | shm (mapped) |
+ * fabric (messaged)
  *       +-- bell (shared by all windows): how peers of the host wake this process
  *
- * Threads. Every function may be called from any thread. Mapped peers need no lock; calls for
- * messaged peers and net_poll take the fabric's lock, one uncontended compare-and-swap when
- * the engine's lock is held anyway.
+ * Threads. Every function may be called from any thread. Mapped peers need no lock; calls
+ * for messaged peers and net_poll take the fabric's lock, one uncontended
+ * compare-and-swap when the engine's lock is held anyway.
  *
- * The window and peer window of the public interface are net's own objects: hdl_put and the
- * like (public.c) are thin loops around the functions here.
+ * The window and peer window of the public interface are net's own objects: hdl_put and
+ * the like (public.c) are thin loops around the functions here.
  */
 
 struct base_env;
@@ -35,15 +37,16 @@ struct net;
 /* What identifies this process to others, and how descriptors travel; filled by lib.c. */
 struct net_exchange {
     void *user;
-    uint8_t host_id[16];        /* equal = descriptors can be passed, memory shared */
-    char socket_name[64];       /* of the control thread's unix socket, without leading 0 */
+    uint8_t host_id[16];  /* equal = descriptors can be passed, memory shared */
+    char socket_name[64]; /* of the control thread's unix socket, without leading 0 */
     int32_t pid;
-    int32_t rank;               /* of the job; -1 = unknown */
-    char interface_address[64]; /* numeric address fabric listens on; "" = fabric is off */
+    int32_t rank; /* of the job; -1 = unknown */
+    char
+        interface_address[64]; /* numeric address fabric listens on; "" = fabric is off */
     /* Asks the process behind socket_name for the descriptor it offers as (id, key).
      * HDL_EPEER: gone; HDL_EINVAL: no such id or key; HDL_ETIMEDOUT. Blocking. */
-    enum hdl_status (*fetch)(void *user, const char *socket_name, uint64_t id, uint64_t key,
-                             int64_t timeout_ns, int *fd);
+    enum hdl_status (*fetch)(void *user, const char *socket_name, uint64_t id,
+                             uint64_t key, int64_t timeout_ns, int *fd);
     /* Makes fd available to peers until withdrawn; the descriptor stays the caller's. */
     enum hdl_status (*offer)(void *user, uint64_t id, uint64_t key, int fd);
     void (*withdraw)(void *user, uint64_t id);
@@ -59,35 +62,42 @@ struct net_opts {
     bool single_host;
 };
 
-/* The exchange is copied; its functions must work until net_destroy returns. Fabric that is
- * not available is no error (net_fabric_reason says why) unless transport is NET_FABRIC. */
+/* The exchange is copied; its functions must work until net_destroy returns. Fabric that
+ * is not available is no error (net_fabric_reason says why) unless transport is
+ * NET_FABRIC. */
 enum hdl_status net_create(struct base_env *env, const struct net_exchange *exchange,
                            const struct net_opts *opts, struct net **net);
-/* Waits at most 500 ms for acknowledgements of what was sent. All windows and remotes must
- * be gone. NULL is legal. */
+/* Waits at most 500 ms for acknowledgements of what was sent. All windows and remotes
+ * must be gone. NULL is legal. */
 void net_destroy(struct net *net);
 /* Provider in use ("tcp;ofi_rxm"), NULL if fabric is off; then the reason. */
 const char *net_fabric_provider(const struct net *net);
 const char *net_fabric_reason(const struct net *net);
 
-/* ----------------------------------------------------------------------------- windows */
+/* ----------------------------------------------------------------------------- windows
+ */
 
-/* Zeroed shared memory (memfd, page-aligned), registered with fabric if that is in use. */
-enum hdl_status net_window_create(struct net *net, size_t bytes, struct hdl_window **window);
+/* Zeroed shared memory (memfd, page-aligned), registered with fabric if that is in use.
+ */
+enum hdl_status net_window_create(struct net *net, size_t bytes,
+                                  struct hdl_window **window);
 void net_window_destroy(struct hdl_window *window);
 void *net_window_data(const struct hdl_window *window);
 size_t net_window_bytes(const struct hdl_window *window);
 /* *length in: room (NET_HANDLE_BYTES always suffices), out: used. */
-enum hdl_status net_window_pack(const struct hdl_window *window, void *handle, size_t *length);
+enum hdl_status net_window_pack(const struct hdl_window *window, void *handle,
+                                size_t *length);
 
-/* ----------------------------------------------------------------------------- remotes */
+/* ----------------------------------------------------------------------------- remotes
+ */
 
 enum net_access { NET_READ = 1, NET_WRITE = 2 };
 
 /*
- * Opens a peer's window. NET_READ alone maps it read-only on mapped transports (net_put is
- * then HDL_EINVAL); messaged peers need NET_WRITE. Blocks for the descriptor, at most 5 s.
- * HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not reachable.
+ * Opens a peer's window. NET_READ alone maps it read-only on mapped transports (net_put
+ * is then HDL_EINVAL); messaged peers need NET_WRITE. Blocks for the descriptor, at most
+ * 5 s. HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not
+ * reachable.
  */
 enum hdl_status net_remote_open(struct net *net, const void *handle, size_t length,
                                 unsigned access, struct hdl_peer_window **remote);
@@ -101,12 +111,13 @@ const char *net_remote_transport(const struct hdl_peer_window *remote);
 /* Would net_remote_open of this handle be mapped? Asks nobody. False for a bad handle. */
 bool net_handle_mapped(const struct net *net, const void *handle, size_t length);
 
-/* -------------------------------------------------------------------------------- data */
+/* -------------------------------------------------------------------------------- data
+ */
 
 /*
  * Writes `bytes` at `offset`, then raises the word at signal_offset (8-byte aligned;
- * NET_NO_SIGNAL = none): whoever sees the signal sees the block. Signals of puts with at most
- * NET_EAGER_BYTES to one peer arrive in call order; larger ones may be overtaken.
+ * NET_NO_SIGNAL = none): whoever sees the signal sees the block. Signals of puts with at
+ * most NET_EAGER_BYTES to one peer arrive in call order; larger ones may be overtaken.
  * HDL_OK: queued or done. HDL_PENDING: no room now, call again after net_poll (messaged
  * only). HDL_EINVAL: out of bounds. A broken link is no error: it is reconnected and the
  * put retried until the remote is closed.
@@ -116,27 +127,31 @@ enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const voi
                         enum hdl_signal_op op);
 enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
                            uint64_t value, enum hdl_signal_op op);
-/* Puts so far, and how many of the first of them have left their sources: the source of the
- * put that made net_put_count n is free once net_put_done >= n. Equal at once if mapped. */
+/* Puts so far, and how many of the first of them have left their sources: the source of
+ * the put that made net_put_count n is free once net_put_done >= n. Equal at once if
+ * mapped. */
 uint64_t net_put_count(const struct hdl_peer_window *remote);
 uint64_t net_put_done(const struct hdl_peer_window *remote);
 /* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none. */
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
 /* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. */
 int64_t net_remote_down_since(const struct hdl_peer_window *remote);
-/* Is the link down, or the peer lost? Retrying goes on; only the control plane knows whether a
- * peer is dead: it says so by net_rank_lost (any thread), which ends waits for its windows. */
+/* Is the link down, or the peer lost? Retrying goes on; only the control plane knows
+ * whether a peer is dead: it says so by net_rank_lost (any thread), which ends waits for
+ * its windows. */
 bool net_remote_failed(const struct hdl_peer_window *remote);
 bool net_remote_lost(const struct hdl_peer_window *remote);
 void net_rank_lost(struct net *net, int32_t rank);
-/* Reconnections of fabric links since creation; messages refused (bounds, key, format). */
+/* Reconnections of fabric links since creation; messages refused (bounds, key, format).
+ */
 uint64_t net_reconnects(const struct net *net);
 uint64_t net_refused(const struct net *net);
 
-/* ------------------------------------------------------------------- progress and sleep */
+/* ------------------------------------------------------------------- progress and sleep
+ */
 
-/* Progress of messaged transports: number of events, 0 if there were none (or they are not
- * in use, or another thread is polling). */
+/* Progress of messaged transports: number of events, 0 if there were none (or they are
+ * not in use, or another thread is polling). */
 int net_poll(struct net *net);
 /* Do messaged transports need somebody to poll? While true, and no caller waits, the
  * engine's progress thread must poll and sleep in net_sleep (NET_SLEEP_STANDBY). */
@@ -151,8 +166,9 @@ bool net_needs_poll(const struct net *net);
  *     else
  *         net_sleep(net, ticket, timeout_ns, flags);    ends the begin, too
  *
- * Returns when rung, when fabric has something to poll, at the timeout (< 0 = none), or for
- * no reason. A ring between begin and sleep is never lost. Any number of threads may sleep.
+ * Returns when rung, when fabric has something to poll, at the timeout (< 0 = none), or
+ * for no reason. A ring between begin and sleep is never lost. Any number of threads may
+ * sleep.
  */
 enum net_sleep_flags {
     NET_SLEEP_STANDBY = 1 /* leave fabric's events alone while others poll */
@@ -162,21 +178,23 @@ void net_sleep_cancel(struct net *net);
 void net_sleep(struct net *net, uint32_t ticket, int64_t timeout_ns, unsigned flags);
 /* Wakes all sleepers of the own context. */
 void net_wake(struct net *net);
-/* Wakes the sleepers of a mapped peer's context, after a flag store it may wait for; cheap
- * when nobody sleeps there. The store before it needs no more than release order. Nothing to
- * do for messaged peers: a message wakes. */
+/* Wakes the sleepers of a mapped peer's context, after a flag store it may wait for;
+ * cheap when nobody sleeps there. The store before it needs no more than release order.
+ * Nothing to do for messaged peers: a message wakes. */
 void net_ring(struct hdl_peer_window *remote);
 
-/* ------------------------------------------------------------------------- information */
+/* ------------------------------------------------------------------------- information
+ */
 
-/* {"self":{...},"shm":{...},"fabric":{...}} of this machine, with the reason where one is not
- * available; needs no context. Returns the length it has or would have without the 0. */
+/* {"self":{...},"shm":{...},"fabric":{...}} of this machine, with the reason where one is
+ * not available; needs no context. Returns the length it has or would have without the 0.
+ */
 size_t net_describe(struct base_env *env, char *json, size_t room);
 
 /* ------------------------------------------------------------------------- test hooks */
 
-/* Shuts down the sockets between this process and the peer, as a cut cable would. Returns how
- * many there were. */
+/* Shuts down the sockets between this process and the peer, as a cut cable would. Returns
+ * how many there were. */
 int net_test_break_link(struct hdl_peer_window *remote);
 /* While set, no link is re-established. */
 void net_test_hold_links(struct net *net, bool held);

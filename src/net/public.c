@@ -58,7 +58,8 @@ size_t hdl_window_bytes(const struct hdl_window *window)
     return net_window_bytes(window);
 }
 
-enum hdl_status hdl_window_pack(const struct hdl_window *window, void *handle, size_t *length)
+enum hdl_status hdl_window_pack(const struct hdl_window *window, void *handle,
+                                size_t *length)
 {
     if (!window || !handle || !length)
         return base_fail(HDL_EINVAL, "window, handle or length is NULL");
@@ -98,8 +99,8 @@ enum hdl_status hdl_put(struct hdl_peer_window *peer, size_t offset, const void 
     }
 }
 
-enum hdl_status hdl_signal(struct hdl_peer_window *peer, size_t signal_offset, uint64_t value,
-                           enum hdl_signal_op signal_op)
+enum hdl_status hdl_signal(struct hdl_peer_window *peer, size_t signal_offset,
+                           uint64_t value, enum hdl_signal_op signal_op)
 {
     if (signal_offset == NET_NO_SIGNAL)
         return base_fail(HDL_EINVAL, "signal without an offset");
@@ -123,7 +124,8 @@ enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns)
             return base_fail(HDL_EPEER, "rank %d is lost", remote->rank);
         if (waiter_expired(&waiter))
             return base_fail(HDL_ETIMEDOUT, "flush: %llu of %llu puts have left",
-                             (unsigned long long)net_put_done(remote), (unsigned long long)target);
+                             (unsigned long long)net_put_done(remote),
+                             (unsigned long long)target);
         if (waiter_step(&waiter)) {
             uint32_t ticket = net_sleep_begin(remote->net);
             net_sleep(remote->net, ticket, BASE_NS_PER_MS, 0);
@@ -180,8 +182,8 @@ enum hdl_status hdl_window_wait(struct hdl_window *window, size_t offset, uint64
         if (word_reached(window, offset, value))
             break;
         if (waiter_expired(&waiter))
-            return base_fail(HDL_ETIMEDOUT, "word at %zu is below %llu after %lld us", offset,
-                             (unsigned long long)value, (long long)timeout_us);
+            return base_fail(HDL_ETIMEDOUT, "word at %zu is below %llu after %lld us",
+                             offset, (unsigned long long)value, (long long)timeout_us);
         if (sleepy)
             sleep_for_word(window, offset, value, from, waiter.deadline);
     }

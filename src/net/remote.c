@@ -18,7 +18,8 @@ static bool remote_is_mapped(const struct net *net, const struct net_handle *han
 bool net_handle_mapped(const struct net *net, const void *data, size_t length)
 {
     struct net_handle handle;
-    return net_handle_unpack(data, length, &handle) == HDL_OK && remote_is_mapped(net, &handle);
+    return net_handle_unpack(data, length, &handle) == HDL_OK &&
+           remote_is_mapped(net, &handle);
 }
 
 enum hdl_status net_remote_open(struct net *net, const void *data, size_t length,
@@ -44,7 +45,8 @@ enum hdl_status net_remote_open(struct net *net, const void *data, size_t length
     } else if (net->fabric) {
         remote->ops = &net_fabric_ops;
     } else {
-        status = base_fail(HDL_ENOTSUP, "rank %d (pid %d) is on another host and fabric is off: %s",
+        status = base_fail(HDL_ENOTSUP,
+                           "rank %d (pid %d) is on another host and fabric is off: %s",
                            handle.rank, handle.pid, net->fabric_reason);
         goto free_remote;
     }
@@ -97,12 +99,12 @@ static enum hdl_status remote_check(const struct hdl_peer_window *remote, size_t
     if (!(remote->access & NET_WRITE))
         return base_fail(HDL_EINVAL, "put to a window that was opened for reading");
     if (offset > remote->bytes || bytes > remote->bytes - offset)
-        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the window's %zu", bytes,
-                         offset, remote->bytes);
-    if (signal_offset != NET_NO_SIGNAL &&
-        (signal_offset % 8 != 0 || remote->bytes < 8 || signal_offset > remote->bytes - 8))
-        return base_fail(HDL_EINVAL, "signal at %zu of a window of %zu bytes", signal_offset,
-                         remote->bytes);
+        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the window's %zu",
+                         bytes, offset, remote->bytes);
+    if (signal_offset != NET_NO_SIGNAL && (signal_offset % 8 != 0 || remote->bytes < 8 ||
+                                           signal_offset > remote->bytes - 8))
+        return base_fail(HDL_EINVAL, "signal at %zu of a window of %zu bytes",
+                         signal_offset, remote->bytes);
     return HDL_OK;
 }
 

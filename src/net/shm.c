@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers of the same host: their memory, mapped through a descriptor that they hand over. */
+/* Peers of the same host: their memory, mapped through a descriptor that they hand over.
+ */
 #include "net/internal.h"
 
 #include <unistd.h>
@@ -11,13 +12,14 @@ static enum hdl_status shm_open_window(struct hdl_peer_window *remote,
 {
     struct net *net = remote->net;
     if (!net->exchange.fetch)
-        return base_fail(HDL_ENOTSUP, "no way to get descriptors from pid %d", handle->pid);
+        return base_fail(HDL_ENOTSUP, "no way to get descriptors from pid %d",
+                         handle->pid);
     enum hdl_status status = net_bell_open(remote, handle);
     if (status != HDL_OK)
         return status;
     int fd;
-    status = net->exchange.fetch(net->exchange.user, handle->socket_name, handle->window_id,
-                                 handle->key, fetch_timeout_ns, &fd);
+    status = net->exchange.fetch(net->exchange.user, handle->socket_name,
+                                 handle->window_id, handle->key, fetch_timeout_ns, &fd);
     if (status != HDL_OK)
         goto close_bell;
     void *data;

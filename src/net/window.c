@@ -31,7 +31,8 @@ enum hdl_status net_window_create(struct net *net, size_t bytes, struct hdl_wind
             goto free_memory;
     }
     if (net->exchange.offer) {
-        status = net->exchange.offer(net->exchange.user, window->id, window->key, window->fd);
+        status =
+            net->exchange.offer(net->exchange.user, window->id, window->key, window->fd);
         if (status != HDL_OK)
             goto deregister;
     }
@@ -79,7 +80,8 @@ size_t net_window_bytes(const struct hdl_window *window)
     return window->bytes;
 }
 
-enum hdl_status net_window_pack(const struct hdl_window *window, void *out, size_t *length)
+enum hdl_status net_window_pack(const struct hdl_window *window, void *out,
+                                size_t *length)
 {
     const struct net *net = window->net;
     struct net_handle handle = {

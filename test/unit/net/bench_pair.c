@@ -14,9 +14,11 @@ static int compare(const void *a, const void *b)
 static void wait_word(struct pair *pair, const struct hdl_window *window, size_t offset,
                       uint64_t value)
 {
-    _Atomic uint64_t *word = (_Atomic uint64_t *)((uint8_t *)net_window_data(window) + offset);
+    _Atomic uint64_t *word =
+        (_Atomic uint64_t *)((uint8_t *)net_window_data(window) + offset);
     int64_t last = base_now_ns();
-    for (unsigned spins = 0; atomic_load_explicit(word, memory_order_acquire) < value; spins++) {
+    for (unsigned spins = 0; atomic_load_explicit(word, memory_order_acquire) < value;
+         spins++) {
         if (net_poll(pair->net))
             last = base_now_ns();
         else if (spins % 64 == 0 && base_now_ns() - last > 20000)
@@ -53,11 +55,13 @@ static void body(struct pair *pair)
         int64_t start = base_now_ns();
         if (pair->side == 0) {
             for (size_t at = 0; at < STREAM; at += chunk)
-                CHECK(hdl_put(remote, at, src + at, chunk, flags + 8, 1, HDL_SIGNAL_ADD) == HDL_OK);
+                CHECK(hdl_put(remote, at, src + at, chunk, flags + 8, 1,
+                              HDL_SIGNAL_ADD) == HDL_OK);
             wait_word(pair, window, flags + 16, (uint64_t)r + 1);
         } else {
             wait_word(pair, window, flags + 8, (uint64_t)(r + 1) * (STREAM / chunk));
-            CHECK(hdl_signal(remote, flags + 16, (uint64_t)r + 1, HDL_SIGNAL_SET) == HDL_OK);
+            CHECK(hdl_signal(remote, flags + 16, (uint64_t)r + 1, HDL_SIGNAL_SET) ==
+                  HDL_OK);
         }
         times[r] = base_now_ns() - start;
     }

@@ -22,7 +22,8 @@
 #define CHECK(condition)                                                                 \
     do {                                                                                 \
         if (!(condition)) {                                                              \
-            fprintf(stderr, "%s:%d: %s [%s]\n", __FILE__, __LINE__, #condition, base_detail()); \
+            fprintf(stderr, "%s:%d: %s [%s]\n", __FILE__, __LINE__, #condition,          \
+                    base_detail());                                                      \
             exit(1);                                                                     \
         }                                                                                \
     } while (0)
@@ -105,7 +106,8 @@ static enum hdl_status pair_fetch(void *user, const char *socket_name, uint64_t 
     return base_fail(HDL_EPEER, "no such offer");
 }
 
-/* Word `index` of a list in the environment (test/netns.sh makes it); false if there is none. */
+/* Word `index` of a list in the environment (test/netns.sh makes it); false if there is
+ * none. */
 static bool pair_word(const char *variable, int index, char *out, size_t room)
 {
     const char *text = getenv(variable);
@@ -146,7 +148,8 @@ static void pair_open(struct pair *pair)
         .offer = pair_offer,
         .withdraw = pair_withdraw,
     };
-    snprintf(exchange.interface_address, sizeof(exchange.interface_address), "%s", pair->address);
+    snprintf(exchange.interface_address, sizeof(exchange.interface_address), "%s",
+             pair->address);
     if (getenv("NETNS_NAMES"))
         exchange.host_id[15] = (uint8_t)pair->side;
     struct net_opts opts = {.transport = pair->transport};
@@ -173,8 +176,8 @@ static struct hdl_window *pair_window(struct pair *pair, int slot, size_t bytes)
     struct hdl_window *window;
     CHECK(net_window_create(pair->net, bytes, &window) == HDL_OK);
     size_t length = NET_HANDLE_BYTES;
-    CHECK(net_window_pack(window, pair->shared->handles[pair->side][slot].bytes, &length) ==
-          HDL_OK);
+    CHECK(net_window_pack(window, pair->shared->handles[pair->side][slot].bytes,
+                          &length) == HDL_OK);
     pair->shared->handles[pair->side][slot].length = length;
     atomic_store(&pair->shared->handles[pair->side][slot].ready, 1);
     return window;
@@ -191,8 +194,8 @@ static struct hdl_peer_window *pair_remote(struct pair *pair, int slot, unsigned
     return remote;
 }
 
-/* Runs a body on both sides, each in its own process, with a time limit. 0 = both fine. One
- * that ends itself by SIGTERM plays a killed process. */
+/* Runs a body on both sides, each in its own process, with a time limit. 0 = both fine.
+ * One that ends itself by SIGTERM plays a killed process. */
 typedef void pair_body(struct pair *pair);
 
 static int pair_run(enum net_transport transport, const char *address, pair_body *body)
@@ -207,8 +210,10 @@ static int pair_run(enum net_transport transport, const char *address, pair_body
         pids[side] = fork();
         if (pids[side] == 0) {
             alarm(40);
-            struct pair pair = {
-                .shared = shared, .side = side, .transport = transport, .address = address};
+            struct pair pair = {.shared = shared,
+                                .side = side,
+                                .transport = transport,
+                                .address = address};
             pair_enter_namespace(&pair);
             pair_open(&pair);
             body(&pair);

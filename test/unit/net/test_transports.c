@@ -13,7 +13,8 @@
 
 enum { WINDOW = 4 << 20, FLAGS = WINDOW - 4096 };
 
-static const size_t sizes[] = {0, 1, 7, 8, 255, 256, 257, 8191, 8192, 8193, 65536, 1 << 20, (3 << 20) + 5};
+static const size_t sizes[] = {0,    1,    7,    8,     255,     256,          257,
+                               8191, 8192, 8193, 65536, 1 << 20, (3 << 20) + 5};
 enum { NUM_SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
 static uint8_t pattern(size_t i, size_t round, int side)
@@ -52,7 +53,8 @@ static void body_put(struct pair *pair)
     net_window_destroy(window);
 }
 
-/* More puts than any queue holds, without waiting; adds are not lost, sets come in order. */
+/* More puts than any queue holds, without waiting; adds are not lost, sets come in order.
+ */
 static void body_flood(struct pair *pair)
 {
     enum { COUNT = 5000 };
@@ -82,7 +84,8 @@ static void body_bounds(struct pair *pair)
     uint8_t src[64] = {0};
     CHECK(net_put(remote, 4096, src, 1, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET) == HDL_EINVAL);
     CHECK(net_put(remote, 4090, src, 7, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET) == HDL_EINVAL);
-    CHECK(net_put(remote, SIZE_MAX, src, 2, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET) == HDL_EINVAL);
+    CHECK(net_put(remote, SIZE_MAX, src, 2, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET) ==
+          HDL_EINVAL);
     CHECK(net_put(remote, 0, src, 8, 4, 0, HDL_SIGNAL_SET) == HDL_EINVAL);
     CHECK(net_put(remote, 0, src, 8, 4096, 0, HDL_SIGNAL_SET) == HDL_EINVAL);
     CHECK(net_signal(remote, NET_NO_SIGNAL, 1, HDL_SIGNAL_SET) == HDL_EINVAL);
@@ -217,7 +220,8 @@ static void body_cold(struct pair *pair)
     net_window_destroy(window);
 }
 
-/* A peer that is killed in the middle of large puts: the rest is dropped, soon, safely. */
+/* A peer that is killed in the middle of large puts: the rest is dropped, soon, safely.
+ */
 static void body_killed(struct pair *pair)
 {
     struct hdl_window *window = pair_window(pair, 0, WINDOW);
@@ -236,7 +240,8 @@ static void body_killed(struct pair *pair)
         sched_yield();
     int64_t start = base_now_ns();
     while (base_now_ns() - start < 200 * BASE_NS_PER_MS) {
-        enum hdl_status status = net_put(remote, 4096, src, 1 << 20, 8, 1, HDL_SIGNAL_ADD);
+        enum hdl_status status =
+            net_put(remote, 4096, src, 1 << 20, 8, 1, HDL_SIGNAL_ADD);
         CHECK(status == HDL_OK || status == HDL_PENDING);
         status = net_signal(remote, 8, 1, HDL_SIGNAL_ADD);
         CHECK(status == HDL_OK || status == HDL_PENDING);
@@ -306,8 +311,8 @@ static void test_self(void **state)
     assert_string_not_equal(net_fabric_reason(pair.net), "");
     struct hdl_window *window = pair_window(&pair, 0, WINDOW);
     struct hdl_peer_window *remote;
-    assert_int_equal(net_remote_open(pair.net, shared->handles[0][0].bytes, NET_HANDLE_BYTES,
-                                     NET_READ | NET_WRITE, &remote),
+    assert_int_equal(net_remote_open(pair.net, shared->handles[0][0].bytes,
+                                     NET_HANDLE_BYTES, NET_READ | NET_WRITE, &remote),
                      HDL_OK);
     assert_string_equal(net_remote_transport(remote), "self");
     assert_ptr_equal(net_remote_map(remote), net_window_data(window));
@@ -315,7 +320,8 @@ static void test_self(void **state)
     for (size_t round = 0; round < NUM_SIZES; round++) {
         for (size_t i = 0; i < sizes[round]; i++)
             src[i] = pattern(i, round, 0);
-        assert_int_equal(hdl_put(remote, 5, src, sizes[round], FLAGS, 1, HDL_SIGNAL_ADD), HDL_OK);
+        assert_int_equal(hdl_put(remote, 5, src, sizes[round], FLAGS, 1, HDL_SIGNAL_ADD),
+                         HDL_OK);
         assert_int_equal(hdl_window_wait(window, FLAGS, round + 1, remote, 0), HDL_OK);
         assert_memory_equal((uint8_t *)net_window_data(window) + 5, src, sizes[round]);
     }
@@ -324,8 +330,8 @@ static void test_self(void **state)
     free(src);
     net_remote_close(remote);
     net_window_destroy(window);
-    assert_int_equal(net_remote_open(pair.net, shared->handles[0][0].bytes, NET_HANDLE_BYTES,
-                                     NET_READ, &remote),
+    assert_int_equal(net_remote_open(pair.net, shared->handles[0][0].bytes,
+                                     NET_HANDLE_BYTES, NET_READ, &remote),
                      HDL_EPEER);
     net_destroy(pair.net);
     free(shared);
