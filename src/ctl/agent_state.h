@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an agent remembers: its connection to the coordinator, its groups, its requests.
+ */
+#ifndef CTL_AGENT_STATE_H
+#define CTL_AGENT_STATE_H
+
+#include "base/list.h"
+#include "ctl/action.h"
+#include "ctl/agent.h"
+#include "ctl/detector.h"
+#include "ctl/map.h"
+#include "ctl/msg.h"
+
+enum agent_link_state {
+    LINK_CONNECTING = 0, /* asked for a connection */
+    LINK_WAITING,        /* until retry_at */
+    LINK_GREETED,        /* HELLO is sent */
+    LINK_UP              /* WELCOME came */
+};
+
+enum agent_group_state {
+    AGENT_REGISTERING = 0, /* REGISTER is or will be sent */
+    AGENT_REGISTERED, /* the coordinator knows it; a joiner stays here until admitted */
+    AGENT_ATTACHED,   /* own data plane reaches the founders' */
+    AGENT_RUNNING,
+    AGENT_FAILED /* the user was told; only LEAVE and ABORT are left */
+};
+
+/* A joiner's endpoint that waits for the attach before it. */
+struct agent_endpoint {
+    struct base_list node;
+    uint32_t slot;
+    uint64_t rank_epoch;
+    struct ctl_bytes *endpoint;
+};
+
+struct agent_proposal {
+    struct base_list node;
+    uint64_t id;
+    int64_t deadline;
+    struct ctl_bytes *bytes; /* the message, for sending again */
+};
+
+struct agent_group {
+    struct base_list node; /* agent.groups, in the order of their making */
+    uint64_t key;
+    uint64_t id; /* 0 before REGISTERED */
+    uint32_t slot;
+    enum agent_group_state state;
+    bool leaving;
+    bool join;
+    int64_t deadline;           /* of creation, with some time for the coordinator */
+    int64_t retry_at;           /* REGISTER again: the group is not there yet; 0 = no */
+    struct ctl_bytes *request;  /* REGISTER, for sending again */
+    struct ctl_view *view;      /* newest committed */
+    struct ctl_view *attaching; /* handed out with ATTACH, not answered */
+    uint64_t attaching_to;      /* rank epoch of the joiner it is about; 0 = all of it */
+    bool attach_failed;
+    uint64_t ballot; /* highest PREPARE seen */
+    bool frozen;
+    struct base_list endpoints;
+    struct base_list proposals;
+};
+
+struct ctl_agent {
+    struct base_env *env;
+    struct ctl_agent_options options;
+    char *socket_name;
+    struct ctl_detector detector;
+    enum agent_link_state link;
+    bool lost;    /* without the coordinator for too long: decisions return HDL_ECOORD */
+    bool refused; /* never again */
+    bool coordinator_exited; /* its process was seen ending */
+    uint64_t rank_epoch;     /* 0 = not admitted */
+    uint64_t term;
+    int64_t dead_after;
+    int64_t last_heard;
+    int64_t next_beat;
+    int64_t retry_at;
+    int64_t backoff;
+    int64_t lost_at; /* when `lost` becomes true; INT64_MAX = connected */
+    int64_t join_deadline;
+    int64_t wake;
+    struct base_list groups;
+    struct ctl_agent_stats stats;
+    struct ctl_actions *out;
+    int64_t now;
+};
+
+/* agent.c */
+void agent_wake_at(struct ctl_agent *agent, int64_t when);
+void agent_send(struct ctl_agent *agent, const struct ctl_msg *msg);
+void agent_out_of_memory(struct ctl_agent *agent);
+void agent_reconnect(struct ctl_agent *agent);
+
+/* agent_group.c: the groups' part */
+enum hdl_status agent_register(struct ctl_agent *agent,
+                               const struct ctl_agent_event *event);
+enum hdl_status agent_propose(struct ctl_agent *agent,
+                              const struct ctl_agent_event *event);
+struct agent_group *agent_group_by_key(struct ctl_agent *agent, uint64_t key);
+void agent_group_event(struct ctl_agent *agent, const struct ctl_agent_event *event);
+void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg);
+void agent_group_timers(struct ctl_agent *agent, struct agent_group *group);
+/* After a (re)connection: what the coordinator may not have got is sent again. */
+void agent_group_resend(struct ctl_agent *agent, struct agent_group *group);
+void agent_group_fail(struct ctl_agent *agent, struct agent_group *group,
+                      enum hdl_status status, const char *text);
+/* Whether the group cannot go on without a coordinator. */
+bool agent_group_needs_coordinator(const struct ctl_agent *agent,
+                                   const struct agent_group *group);
+bool agent_group_has(const struct agent_group *group, uint64_t rank_epoch);
+void agent_group_free(struct ctl_agent *agent, struct agent_group *group);
+
+#endif

@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ballots: PREPARE to all, answers from all that live, one commit with all that is
+ * pending. */
+#include <string.h>
+
+#include "base/env.h"
+#include "ctl/boundary.h"
+#include "ctl/coordinator_state.h"
+
+#define SECOND INT64_C(1000000000)
+
+static bool death_is_pending(const struct coord_group *group, uint32_t i)
+{
+    const struct coord_member *holder = group->slots[i].holder;
+    return holder && holder->dead && !holder->left && !group->view->slots[i].absent;
+}
+
+static bool removal_is_pending(const struct coord_group *group, uint32_t i)
+{
+    const struct coord_slot *slot = &group->slots[i];
+    const struct ctl_slot *seen = &group->view->slots[i];
+    if (slot->removing && seen->absent && seen->active)
+        return true;
+    return slot->holder && !slot->holder->dead && slot->holder->state == MEMBER_IN &&
+           (slot->removing || slot->holder->leaving);
+}
+
+static bool admission_is_pending(const struct ctl_coordinator *c,
+                                 const struct coord_group *group, uint32_t i)
+{
+    const struct coord_slot *slot = &group->slots[i];
+    return slot->admitting && c->now >= group->retry_joins_at &&
+           coord_joiner_ready(group, slot);
+}
+
+bool coord_anything_is_pending(const struct ctl_coordinator *c,
+                               const struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (death_is_pending(group, i) || removal_is_pending(group, i) ||
+            admission_is_pending(c, group, i))
+            return true;
+    }
+    return coord_link_is_pending(group);
+}
+
+static void send_prepare(struct ctl_coordinator *c, const struct coord_group *group,
+                         const struct coord_member *to)
+{
+    struct ctl_msg msg = {.type = CTL_MSG_PREPARE,
+                          .group = group->id,
+                          .epoch = group->ballot,
+                          .num_slots = group->num_dead,
+                          .slots = group->dead};
+    if (to) {
+        coord_send(c, to->rank, &msg);
+        return;
+    }
+    struct ctl_bytes *bytes = ctl_msg_encode(c->env, &msg);
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (holder && holder->asked && holder->rank->conn != 0)
+            ctl_do_send_bytes(c->out, holder->rank->conn, bytes);
+    }
+    if (!bytes)
+        coord_out_of_memory(c);
+    ctl_bytes_unref(bytes);
+}
+
+static void start(struct ctl_coordinator *c, struct coord_group *group)
+{
+    group->ballot = ctl_epoch(c->term, ++c->counter);
+    group->ballot_since = c->now;
+    group->num_dead = 0;
+    group->num_missing = 0;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_member *holder = group->slots[i].holder;
+        if (death_is_pending(group, i))
+            group->dead[group->num_dead++] = i;
+        if (!holder)
+            continue;
+        holder->asked = coord_is_asked(holder);
+        holder->answered = false;
+        if (holder->asked)
+            group->num_missing++;
+        if (group->slots[i].admitting)
+            coord_wake_at(c, c->now + SECOND);
+    }
+    send_prepare(c, group, NULL);
+}
+
+void coord_prepare_again(struct ctl_coordinator *c, struct coord_member *member)
+{
+    if (member->group->ballot != 0 && member->asked && !member->answered)
+        send_prepare(c, member->group, member);
+}
+
+/* --------------------------------------------------------------------------- commit */
+
+struct commit {
+    struct ctl_answers answers;
+    struct ctl_change change;
+    uint64_t epoch;
+    uint64_t ready; /* of everybody */
+    uint64_t next;
+    uint64_t changed_from;
+};
+
+static struct ctl_slot *change_slot(struct commit *commit,
+                                    const struct coord_group *group, uint32_t i)
+{
+    struct ctl_slot_change *change = &commit->change.slots[commit->change.num_slots++];
+    change->index = i;
+    change->slot = group->view->slots[i];
+    change->slot.endpoint = NULL;
+    return &change->slot;
+}
+
+static void end_interval(struct commit *commit, struct ctl_slot *slot, uint64_t last)
+{
+    if (last >= slot->last)
+        return;
+    slot->last = last;
+    uint64_t from = last + 1 > slot->first ? last + 1 : slot->first;
+    if (from < commit->changed_from)
+        commit->changed_from = from;
+}
+
+static uint64_t reported_now(const struct commit *commit, const struct coord_slot *slot)
+{
+    uint64_t n = commit->next > 0 ? commit->next - 1 : 0;
+    return n > slot->first_lacking ? n : slot->first_lacking;
+}
+
+static void commit_death(struct coord_group *group, struct commit *commit, uint32_t dead)
+{
+    uint32_t i = group->dead[dead];
+    struct coord_slot *slot = &group->slots[i];
+    struct ctl_slot *seen = change_slot(commit, group, i);
+    bool planned = seen->last != CTL_X_FOREVER;
+    uint64_t before = seen->last;
+    end_interval(commit, seen, ctl_boundary_last(&commit->answers, dead));
+    seen->absent = true;
+    slot->holder->state = MEMBER_ENDED;
+    slot->first_lacking = ctl_boundary_first_lacking(&commit->answers, seen->last);
+    if (slot->removing || slot->holder->leaving || group->params.auto_deactivate)
+        seen->active = false;
+    slot->removing = false;
+    if (planned && seen->last == before)
+        return; /* it had gone by plan and nothing is lost: nothing to report */
+    seen->reported = seen->active ? CTL_OP_FOREVER : reported_now(commit, slot);
+}
+
+static void commit_removal(struct coord_group *group, struct commit *commit, uint32_t i)
+{
+    struct coord_slot *slot = &group->slots[i];
+    struct ctl_slot *seen = change_slot(commit, group, i);
+    seen->active = false;
+    slot->removing = false;
+    if (seen->absent) {
+        seen->reported = reported_now(commit, slot);
+        return;
+    }
+    end_interval(commit, seen, ctl_x_end(slot->holder->answer.next - 1));
+    slot->holder->state = MEMBER_ENDED;
+}
+
+static void commit_admission(struct coord_group *group, struct commit *commit, uint32_t i)
+{
+    struct coord_slot *slot = &group->slots[i];
+    const struct ctl_slot *old = &group->view->slots[i];
+    struct ctl_slot *seen = change_slot(commit, group, i);
+    uint64_t first = commit->next;
+    if (old->rank_epoch != 0 && ctl_x_op(old->last) + 1 > first)
+        first = ctl_x_op(old->last) + 1;
+    if (seen->absent && seen->active)
+        seen->reported = reported_now(commit, slot);
+    uint64_t before = seen->reported > 0 ? seen->reported : seen->reported_before;
+    if (before >= first)
+        before = first - 1; /* the loss is made good before it showed */
+    *seen = (struct ctl_slot){.rank_epoch = slot->joiner->rank_epoch,
+                              .first = ctl_x(first, 0),
+                              .last = CTL_X_FOREVER,
+                              .reported_before = before,
+                              .active = true,
+                              .endpoint = slot->joiner->endpoint};
+    if (seen->first < commit->changed_from)
+        commit->changed_from = seen->first;
+    slot->entering = true;
+}
+
+/* Whose answers decide: all that were asked; none if the commit changes nothing. */
+static bool gather(struct ctl_coordinator *c, const struct coord_group *group,
+                   struct commit *commit, const struct ctl_answer **items)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_member *holder = group->slots[i].holder;
+        if (holder && holder->asked && holder->answered)
+            items[commit->answers.count++] = &holder->answer;
+    }
+    commit->answers.items = items;
+    commit->ready = ctl_boundary_ready(&commit->answers);
+    commit->next = ctl_boundary_next(&commit->answers);
+    return c->out->failed;
+}
+
+static void collect_changes(struct ctl_coordinator *c, struct coord_group *group,
+                            struct commit *commit)
+{
+    for (uint32_t i = 0, dead = 0; i < group->params.capacity; i++) {
+        if (dead < group->num_dead && group->dead[dead] == i)
+            commit_death(group, commit, dead++);
+        else if (admission_is_pending(c, group, i) &&
+                 coord_joiner_meets(group, &group->slots[i]))
+            commit_admission(group, commit, i);
+        else if (removal_is_pending(group, i))
+            commit_removal(group, commit, i);
+        else if (group->slots[i].closed_unsaid)
+            change_slot(commit, group, i)->closed = true;
+        group->slots[i].closed_unsaid = false;
+    }
+}
+
+/* Entries that nobody can ask for any more go; a change of x takes all later ones over.
+ */
+static void next_attempts(const struct coord_group *group, struct commit *commit)
+{
+    const struct ctl_view *view = group->view;
+    uint64_t least_done = CTL_X_FOREVER;
+    for (uint32_t i = 0; i < commit->answers.count; i++) {
+        if (commit->answers.items[i]->done < least_done)
+            least_done = commit->answers.items[i]->done;
+    }
+    if (commit->answers.count == 0)
+        least_done = 0;
+    struct ctl_attempt *attempts = commit->change.attempts;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < view->num_attempts; i++) {
+        if (view->attempts[i].from >= commit->changed_from)
+            break;
+        if (i + 1 < view->num_attempts && view->attempts[i + 1].from <= least_done)
+            continue;
+        attempts[count++] = view->attempts[i];
+    }
+    if (commit->changed_from != CTL_X_FOREVER)
+        attempts[count++] = (struct ctl_attempt){commit->changed_from, commit->epoch};
+    commit->change.num_attempts = count;
+}
+
+static void publish(struct ctl_coordinator *c, struct coord_group *group,
+                    const struct commit *commit)
+{
+    struct ctl_msg msg = {.type = CTL_MSG_COMMIT,
+                          .group = group->id,
+                          .epoch = commit->epoch,
+                          .change = commit->change};
+    struct ctl_view *view =
+        ctl_view_apply(c->env, group->view, group->id, commit->epoch, &commit->change);
+    struct ctl_bytes *bytes = ctl_msg_encode(c->env, &msg);
+    if (!view || !bytes) {
+        coord_out_of_memory(c);
+        ctl_view_unref(view);
+        ctl_bytes_unref(bytes);
+        return;
+    }
+    ctl_view_unref(group->view);
+    group->view = view;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (coord_is_asked(holder) && holder->rank->conn != 0)
+            ctl_do_send_bytes(c->out, holder->rank->conn, bytes);
+    }
+    ctl_bytes_unref(bytes);
+}
+
+/* The joiners of the commit become holders, the leavers are let go. */
+static void move_members(struct ctl_coordinator *c, struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_slot *slot = &group->slots[i];
+        struct coord_member *joiner = slot->joiner;
+        if (slot->entering) {
+            slot->entering = false;
+            slot->holder = joiner;
+            slot->joiner = NULL;
+            slot->admitting = false;
+            slot->admitted_epoch = group->view->epoch;
+            joiner->state = MEMBER_IN;
+            joiner->done = group->view->slots[i].first - 1;
+            joiner->watch = 0;
+            coord_send_view(c, group, joiner, false);
+        }
+        struct coord_member *holder = slot->holder;
+        if (holder && holder->leaving && !holder->left && holder->state == MEMBER_ENDED) {
+            holder->left = true;
+            coord_send(c, holder->rank,
+                       &(struct ctl_msg){
+                           .type = CTL_MSG_LEFT, .group = group->id, .key = holder->key});
+        }
+    }
+}
+
+static void finish_ballot(struct coord_group *group)
+{
+    group->ballot = 0;
+    group->num_dead = 0;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (group->slots[i].holder)
+            group->slots[i].holder->asked = false;
+    }
+}
+
+static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
+                          bool empty)
+{
+    uint32_t capacity = group->params.capacity;
+    struct commit commit = {.epoch = group->ballot, .changed_from = CTL_X_FOREVER};
+    const struct ctl_answer **items =
+        base_alloc(c->env, capacity, sizeof(struct ctl_answer *));
+    commit.change.slots = base_alloc(c->env, capacity, sizeof(*commit.change.slots));
+    commit.change.attempts = base_alloc(c->env, group->view->num_attempts + 1,
+                                        sizeof(*commit.change.attempts));
+    if (!items || !commit.change.slots || !commit.change.attempts) {
+        coord_out_of_memory(c);
+        goto done;
+    }
+    commit.change.base = group->view->epoch;
+    commit.change.capacity = capacity;
+    commit.change.settled = group->view->settled;
+    commit.change.link_from = 1;
+    if (!empty) {
+        (void)gather(c, group, &commit, items);
+        if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
+            commit.change.settled = commit.ready;
+        collect_changes(c, group, &commit);
+        coord_link_commit(group, &commit.change, commit.ready, commit.next);
+    }
+    next_attempts(group, &commit);
+    publish(c, group, &commit);
+    finish_ballot(group);
+    move_members(c, group);
+done:
+    base_free(c->env, items);
+    base_free(c->env, commit.change.slots);
+    base_free(c->env, commit.change.attempts);
+}
+
+/* All members are gone: the group ends, whoever waited to join it is told. */
+static void end_group(struct ctl_coordinator *c, struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *joiner = group->slots[i].joiner;
+        if (joiner && !joiner->dead)
+            coord_fail_member(c, joiner->rank, joiner->key, group->id, HDL_EPEER,
+                              "all members of the group are gone");
+    }
+    coord_group_free(c, group);
+}
+
+static bool anybody_lives(const struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (coord_is_asked(group->slots[i].holder))
+            return true;
+    }
+    return false;
+}
+
+static void count_missing(struct coord_group *group, bool *new_death)
+{
+    group->num_missing = 0;
+    *new_death = false;
+    for (uint32_t i = 0, dead = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        bool named = dead < group->num_dead && group->dead[dead] == i;
+        if (named)
+            dead++;
+        if (holder && holder->asked && !holder->dead && !holder->answered)
+            group->num_missing++;
+        if (death_is_pending(group, i) && !named)
+            *new_death = true;
+    }
+}
+
+/*
+ * Starts a ballot if something is pending. A death during a ballot replaces it, but only
+ * when everybody else has answered: so many deaths at once cost few ballots.
+ */
+void coord_ballot_check(struct ctl_coordinator *c, struct coord_group *group)
+{
+    if (group->state != GROUP_RUNNING)
+        return;
+    for (;;) {
+        if (!anybody_lives(group)) {
+            end_group(c, group);
+            return;
+        }
+        if (group->ballot == 0) {
+            coord_proposals_check(c, group);
+            if (!coord_anything_is_pending(c, group))
+                return;
+            start(c, group);
+        }
+        bool new_death;
+        count_missing(group, &new_death);
+        if (group->num_missing > 0 || c->out->failed)
+            return;
+        if (new_death) {
+            start(c, group);
+            return;
+        }
+        commit_ballot(c, group, false);
+        coord_introduce(c, group);
+        coord_check_closed(c, group);
+    }
+}
+
+static bool take_answer(struct ctl_coordinator *c, struct coord_member *member,
+                        const struct ctl_answer *answer)
+{
+    struct ctl_answer *own = &member->answer;
+    base_free(c->env, own->published);
+    base_free(c->env, own->open);
+    *own = *answer;
+    own->published = base_alloc(c->env, answer->num_dead, sizeof(*own->published));
+    own->open = base_alloc(c->env, answer->num_open, sizeof(*own->open));
+    if (!own->published || !own->open)
+        return false;
+    if (answer->num_dead > 0)
+        memcpy(own->published, answer->published,
+               answer->num_dead * sizeof(*own->published));
+    if (answer->num_open > 0)
+        memcpy(own->open, answer->open, answer->num_open * sizeof(*own->open));
+    ctl_boundary_normalise(own, member->group->view->slots[member->slot].last);
+    return true;
+}
+
+void coord_answer(struct ctl_coordinator *c, struct coord_member *member,
+                  const struct ctl_answer *answer)
+{
+    struct coord_group *group = member->group;
+    if (group->state != GROUP_RUNNING || group->ballot == 0 || !member->asked ||
+        member->answered || answer->ballot != group->ballot ||
+        answer->num_dead != group->num_dead || answer->next == 0)
+        return; /* of an older ballot */
+    if (!take_answer(c, member, answer)) {
+        coord_out_of_memory(c);
+        return;
+    }
+    member->answered = true;
+    if (member->answer.done > member->done)
+        member->done = member->answer.done;
+    if (group->num_missing > 1) {
+        group->num_missing--;
+        return; /* not the last one: nothing to look at */
+    }
+    coord_ballot_check(c, group);
+}
+
+void coord_ballot_timers(struct ctl_coordinator *c, struct coord_group *group)
+{
+    if (group->ballot == 0) {
+        coord_ballot_check(c, group);
+        return;
+    }
+    bool admitting = false;
+    for (uint32_t i = 0; i < group->params.capacity; i++)
+        admitting |= admission_is_pending(c, group, i);
+    if (!admitting)
+        return;
+    if (c->now < group->ballot_since + SECOND) {
+        coord_wake_at(c, group->ballot_since + SECOND);
+        return;
+    }
+    group->retry_joins_at = c->now + SECOND;
+    coord_wake_at(c, group->retry_joins_at);
+    if (coord_anything_is_pending(c, group)) {
+        start(c, group);
+        return;
+    }
+    group->ballot = ctl_epoch(c->term, ++c->counter);
+    commit_ballot(c, group, true);
+}
+
+/* -------------------------------------------------------------------------- closing */
+
+void coord_finished(struct ctl_coordinator *c, struct coord_member *member, uint64_t x)
+{
+    struct coord_group *group = member->group;
+    if (x > member->done)
+        member->done = x;
+    member->watch = 0;
+    if (group->state != GROUP_RUNNING)
+        return;
+    coord_check_closed(c, group);
+    coord_ballot_check(c, group);
+}
+
+/* The slot's holder is needed by nobody: its windows may go, its slot may be given out.
+ */
+static void close_slot(struct ctl_coordinator *c, struct coord_group *group, uint32_t i)
+{
+    struct coord_slot *slot = &group->slots[i];
+    struct coord_member *holder = slot->holder;
+    struct ctl_bytes *bytes =
+        ctl_msg_encode(c->env, &(struct ctl_msg){.type = CTL_MSG_CLOSED,
+                                                 .group = group->id,
+                                                 .slot = i,
+                                                 .rank_epoch = holder->rank_epoch});
+    for (uint32_t k = 0; k < group->params.capacity; k++) {
+        const struct coord_member *other = group->slots[k].holder;
+        if (other != holder && coord_is_asked(other) && other->rank->conn != 0)
+            ctl_do_send_bytes(c->out, other->rank->conn, bytes);
+    }
+    if (!bytes)
+        coord_out_of_memory(c);
+    ctl_bytes_unref(bytes);
+    slot->closed_unsaid = true;
+    slot->holder = NULL;
+    if (holder->dead || holder->left || slot->joiner) {
+        coord_member_free(c, holder);
+        return;
+    }
+    holder->state = MEMBER_REGISTERED;
+    holder->introduced = false;
+    slot->joiner = holder;
+}
+
+static bool needs(const struct coord_group *group, const struct coord_member *member,
+                  uint64_t last)
+{
+    uint64_t own_last = group->view->slots[member->slot].last;
+    return member->done < (own_last < last ? own_last : last);
+}
+
+static void watch(struct ctl_coordinator *c, struct coord_member *member, uint64_t x)
+{
+    if (member->watch != 0 && member->watch <= x)
+        return;
+    member->watch = x;
+    coord_send(
+        c, member->rank,
+        &(struct ctl_msg){.type = CTL_MSG_WATCH, .group = member->group->id, .x = x});
+}
+
+static bool check_slot(struct ctl_coordinator *c, struct coord_group *group, uint32_t i)
+{
+    uint64_t last = group->view->slots[i].last;
+    bool closed = true;
+    for (uint32_t k = 0; k < group->params.capacity; k++) {
+        struct coord_member *other = group->slots[k].holder;
+        if (!coord_is_asked(other) || !needs(group, other, last))
+            continue; /* its live owner counts too: it may still be in its last operations
+                       */
+        closed = false;
+        uint64_t own_last = group->view->slots[k].last;
+        watch(c, other, own_last < last ? own_last : last);
+    }
+    return closed;
+}
+
+void coord_check_closed(struct ctl_coordinator *c, struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (!holder || holder->state != MEMBER_ENDED ||
+            (holder->leaving && !holder->left && !holder->dead))
+            continue;
+        if (check_slot(c, group, i))
+            close_slot(c, group, i);
+    }
+}

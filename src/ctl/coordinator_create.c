@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Founding a group: all founders register, parameters are compared, all attach, START. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/env.h"
+#include "ctl/coordinator_state.h"
+
+#define SECOND INT64_C(1000000000)
+
+/* Appends "name", ", name", ... for one slot; keeps the list readable when it is long. */
+static void list_slot(char *text, size_t size, uint32_t *listed, uint32_t slot)
+{
+    size_t length = strlen(text);
+    if ((*listed)++ >= 16) {
+        if (*listed == 17)
+            (void)snprintf(text + length, size - length, ", ...");
+        return;
+    }
+    (void)snprintf(text + length, size - length, "%s%u", *listed > 1 ? ", " : "", slot);
+}
+
+static void tell(struct ctl_coordinator *c, struct coord_group *group,
+                 struct coord_rank *rank, uint64_t key, uint32_t slot)
+{
+    if (group->told)
+        base_rank_set_set(group->told, slot);
+    coord_fail_member(c, rank, key, group->id, group->status, group->text);
+}
+
+/* Creation failed: everybody registered is told now, later founders when they come. */
+static void break_group(struct ctl_coordinator *c, struct coord_group *group,
+                        enum hdl_status status, const char *text)
+{
+    ctl_do_log(c->out, HDL_LOG_WARN, "group %s not created: %s", group->params.name,
+               text);
+    group->state = GROUP_BROKEN;
+    group->status = status;
+    group->text = base_strdup(c->env, text);
+    group->told = base_rank_set_alloc(c->env, group->params.capacity);
+    if (!group->text || !group->told)
+        coord_out_of_memory(c);
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_member *member = group->slots[i].joiner;
+        if (!member)
+            continue;
+        if (!member->dead)
+            tell(c, group, member->rank, member->key, i);
+        coord_member_free(c, member);
+    }
+    coord_wake_at(c, group->deadline);
+}
+
+static void drop_if_told(struct ctl_coordinator *c, struct coord_group *group)
+{
+    if (!group->told || base_rank_set_count(group->told) >= group->params.num_founders)
+        coord_group_free(c, group);
+}
+
+static bool differs(char *text, size_t size, const char *field, const char *mine,
+                    const char *theirs, uint32_t first_slot, uint32_t slot)
+{
+    if (strcmp(mine, theirs) == 0)
+        return false;
+    (void)snprintf(text, size, "%s differs: %s on rank %u, %s on rank %u", field, mine,
+                   first_slot, theirs, slot);
+    return true;
+}
+
+static bool number_differs(char *text, size_t size, const char *field, uint32_t mine,
+                           uint32_t theirs, uint32_t first_slot, uint32_t slot)
+{
+    char a[16], b[16];
+    (void)snprintf(a, sizeof(a), "%u", mine);
+    (void)snprintf(b, sizeof(b), "%u", theirs);
+    return differs(text, size, field, a, b, first_slot, slot);
+}
+
+static bool ranks_differ(char *text, size_t size, const struct ctl_registration *mine,
+                         const struct ctl_registration *theirs, uint32_t first_slot)
+{
+    uint32_t both =
+        mine->num_ranks < theirs->num_ranks ? mine->num_ranks : theirs->num_ranks;
+    for (uint32_t i = 0; i < both; i++) {
+        char field[40];
+        (void)snprintf(field, sizeof(field), "ranks[%u]", i);
+        if (number_differs(text, size, field, mine->ranks[i], theirs->ranks[i],
+                           first_slot, theirs->slot))
+            return true;
+    }
+    return false;
+}
+
+static const char *param_value(const struct ctl_registration *registration, uint32_t i)
+{
+    return i < registration->num_params ? registration->params[i].value : "(none)";
+}
+
+static bool params_differ(char *text, size_t size, const struct ctl_registration *mine,
+                          const struct ctl_registration *theirs, uint32_t first_slot)
+{
+    uint32_t count =
+        mine->num_params > theirs->num_params ? mine->num_params : theirs->num_params;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ctl_param *param =
+            i < mine->num_params ? &mine->params[i] : &theirs->params[i];
+        if (differs(text, size, param->name, param_value(mine, i), param_value(theirs, i),
+                    first_slot, theirs->slot))
+            return true;
+    }
+    return false;
+}
+
+/* Text names the field, both values and both ranks. Joiners are not compared in what only
+ * founders know. */
+bool coord_params_differ(const struct coord_group *group,
+                         const struct ctl_registration *theirs, char *text, size_t size)
+{
+    const struct ctl_registration *mine = &group->params;
+    uint32_t a = group->first_slot, b = theirs->slot;
+    return number_differs(text, size, "capacity", mine->capacity, theirs->capacity, a,
+                          b) ||
+           (!theirs->join && number_differs(text, size, "num_ranks", mine->num_founders,
+                                            theirs->num_founders, a, b)) ||
+           ranks_differ(text, size, mine, theirs, a) ||
+           number_differs(text, size, "auto_deactivate", mine->auto_deactivate,
+                          theirs->auto_deactivate, a, b) ||
+           number_differs(text, size, "auto_sync", mine->auto_sync, theirs->auto_sync, a,
+                          b) ||
+           params_differ(text, size, mine, theirs, a);
+}
+
+static bool is_in_group(const struct coord_group *group, const struct coord_rank *rank)
+{
+    if (group->state == GROUP_BROKEN) {
+        for (uint32_t i = 0; i < group->params.num_ranks; i++) {
+            if (group->params.ranks[i] == rank->rank)
+                return group->told && base_rank_set_test(group->told, i);
+        }
+        return false;
+    }
+    base_list_each(node, after, &rank->members)
+    {
+        struct coord_member *member = base_container_of(node, struct coord_member, node);
+        if (member->group == group && member->rank_epoch == rank->rank_epoch)
+            return true;
+    }
+    return false;
+}
+
+/* The newest group of that name, if a founder may still enter it. */
+static struct coord_group *find_forming(struct ctl_coordinator *c,
+                                        const struct coord_rank *rank, const char *name)
+{
+    for (struct base_list *node = c->group_list.prev; node != &c->group_list;
+         node = node->prev) {
+        struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (strcmp(group->params.name, name) != 0)
+            continue;
+        bool open = group->state == GROUP_FORMING || group->state == GROUP_BROKEN;
+        return open && !is_in_group(group, rank) ? group : NULL;
+    }
+    return NULL;
+}
+
+static void start_attaching(struct ctl_coordinator *c, struct coord_group *group)
+{
+    uint32_t capacity = group->params.capacity;
+    struct ctl_view *view = ctl_view_new(c->env, capacity, 1);
+    if (!view) {
+        coord_out_of_memory(c);
+        return;
+    }
+    view->group = group->id;
+    view->epoch = ctl_epoch(c->term, ++c->counter);
+    view->settled = ctl_x_end(0);
+    view->attempts[0] = (struct ctl_attempt){ctl_x(1, 0), view->epoch};
+    for (uint32_t i = 0; i < capacity; i++) {
+        struct coord_member *member = group->slots[i].joiner;
+        if (!member)
+            continue;
+        view->slots[i] = (struct ctl_slot){.rank_epoch = member->rank_epoch,
+                                           .first = ctl_x(1, 0),
+                                           .last = CTL_X_FOREVER,
+                                           .active = true,
+                                           .endpoint = ctl_bytes_ref(member->endpoint)};
+    }
+    ctl_view_count(view);
+    group->view = view;
+    group->state = GROUP_ATTACHING;
+    group->num_waiting = group->params.num_founders;
+    coord_send_view(c, group, NULL, true);
+}
+
+static void start_running(struct ctl_coordinator *c, struct coord_group *group)
+{
+    group->state = GROUP_RUNNING;
+    struct ctl_bytes *bytes =
+        ctl_msg_encode(c->env, &(struct ctl_msg){.type = CTL_MSG_START,
+                                                 .group = group->id,
+                                                 .epoch = group->view->epoch});
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_slot *slot = &group->slots[i];
+        if (!slot->joiner)
+            continue;
+        slot->holder = slot->joiner;
+        slot->joiner = NULL;
+        slot->holder->state = MEMBER_IN;
+        slot->holder->done = ctl_x_end(0);
+        slot->admitted_epoch = group->view->epoch;
+        if (slot->holder->rank->conn != 0)
+            ctl_do_send_bytes(c->out, slot->holder->rank->conn, bytes);
+    }
+    if (!bytes)
+        coord_out_of_memory(c);
+    ctl_bytes_unref(bytes);
+}
+
+static void found(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t key,
+                  const struct ctl_registration *registration)
+{
+    char text[CTL_LINE_BYTES];
+    struct coord_group *group = find_forming(c, rank, registration->name);
+    if (!group) {
+        group = coord_group_new(c, registration);
+        if (!group)
+            return;
+        group->deadline = c->now + registration->timeout_ns;
+        coord_wake_at(c, group->deadline);
+    }
+    if (group->state == GROUP_BROKEN) {
+        tell(c, group, rank, key, registration->slot);
+        drop_if_told(c, group);
+        return;
+    }
+    bool differ = coord_params_differ(group, registration, text, sizeof(text));
+    if (!differ && !coord_member_new(c, group, rank, key, registration))
+        return;
+    if (differ) {
+        break_group(c, group, HDL_ECONFIG, text);
+        tell(c, group, rank, key, registration->slot);
+        drop_if_told(c, group);
+        return;
+    }
+    if (--group->num_waiting == 0)
+        start_attaching(c, group);
+}
+
+/* What is wrong with a registration by itself; NULL = nothing. */
+static bool is_wrong(const struct coord_rank *rank, const struct ctl_registration *r,
+                     char *text, size_t size)
+{
+    text[0] = 0;
+    if (r->capacity == 0 || r->capacity > CTL_CAPACITY_MAX)
+        (void)snprintf(text, size, "capacity %u is outside 1 to %u", r->capacity,
+                       CTL_CAPACITY_MAX);
+    else if (r->slot >= r->capacity)
+        (void)snprintf(text, size, "rank %u is outside the capacity %u", r->slot,
+                       r->capacity);
+    else if (r->num_founders == 0 || r->num_founders > r->num_ranks ||
+             r->num_ranks > r->capacity)
+        (void)snprintf(text, size, "%u founders, %u ranks, capacity %u", r->num_founders,
+                       r->num_ranks, r->capacity);
+    else if (!r->join && r->slot >= r->num_founders)
+        (void)snprintf(text, size, "rank %u is not one of %u founders", r->slot,
+                       r->num_founders);
+    else if (r->slot < r->num_ranks && r->ranks[r->slot] != rank->rank)
+        (void)snprintf(text, size, "rank %u is job rank %u in the rank list, not %u",
+                       r->slot, r->ranks[r->slot], rank->rank);
+    else if (!r->auto_deactivate && r->auto_sync)
+        (void)snprintf(text, size, "auto_sync without auto_deactivate");
+    else if (r->timeout_ns <= 0)
+        (void)snprintf(text, size, "timeout of %" PRId64 " ns", r->timeout_ns);
+    return text[0] != 0;
+}
+
+void coord_register(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t key,
+                    const struct ctl_registration *registration)
+{
+    char text[CTL_LINE_BYTES];
+    if (coord_member_by_key(rank, key))
+        return; /* sent again after a reconnection */
+    if (is_wrong(rank, registration, text, sizeof(text)))
+        coord_fail_member(c, rank, key, 0, HDL_EINVAL, text);
+    else if (registration->join)
+        coord_register_joiner(c, rank, key, registration);
+    else
+        found(c, rank, key, registration);
+}
+
+void coord_founder_attached(struct ctl_coordinator *c, struct coord_member *member,
+                            const struct ctl_msg *msg)
+{
+    struct coord_group *group = member->group;
+    if (group->state != GROUP_ATTACHING || member->state != MEMBER_REGISTERED ||
+        msg->epoch != group->view->epoch)
+        return;
+    if (msg->status != HDL_OK) {
+        char text[CTL_LINE_BYTES];
+        (void)snprintf(text, sizeof(text), "rank %u: %.400s", member->slot, msg->text);
+        break_group(c, group, msg->status, text);
+        drop_if_told(c, group);
+        return;
+    }
+    member->state = MEMBER_ATTACHED;
+    if (--group->num_waiting == 0)
+        start_running(c, group);
+}
+
+void coord_founder_gone(struct ctl_coordinator *c, struct coord_member *member)
+{
+    struct coord_group *group = member->group;
+    if (group->state == GROUP_ATTACHING) {
+        char text[CTL_LINE_BYTES];
+        (void)snprintf(text, sizeof(text), "rank %u was lost while the group was created",
+                       member->slot);
+        break_group(c, group, HDL_EPEER, text);
+        coord_group_free(c, group);
+        return;
+    }
+    /* Its registration goes with its connection: the others wait for its successor. */
+    group->num_waiting++;
+    coord_member_free(c, member);
+    if (group->num_waiting == group->params.num_founders)
+        coord_group_free(c, group);
+}
+
+static void time_out(struct ctl_coordinator *c, struct coord_group *group)
+{
+    char text[CTL_LINE_BYTES];
+    uint32_t listed = 0;
+    (void)snprintf(text, sizeof(text), "group %.200s: %s ", group->params.name,
+                   group->state == GROUP_FORMING ? "not seen: ranks"
+                                                 : "not connected to all: ranks");
+    for (uint32_t i = 0; i < group->params.num_founders; i++) {
+        const struct coord_member *member = group->slots[i].joiner;
+        if (!member ||
+            (group->state == GROUP_ATTACHING && member->state != MEMBER_ATTACHED))
+            list_slot(text, sizeof(text), &listed, i);
+    }
+    break_group(c, group, HDL_ETIMEDOUT, text);
+    coord_group_free(c, group);
+}
+
+void coord_creation_timers(struct ctl_coordinator *c, struct coord_group *group)
+{
+    if (c->now < group->deadline)
+        coord_wake_at(c, group->deadline);
+    else if (group->state == GROUP_BROKEN)
+        coord_group_free(c, group);
+    else
+        time_out(c, group);
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Joiners and proposals: who may come in, who is to go, and who waits to hear of it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/env.h"
+#include "ctl/coordinator_state.h"
+
+/* --------------------------------------------------------------------------- joiners */
+
+static bool has_active_member(const struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (group->view->slots[i].active && !group->view->slots[i].absent)
+            return true;
+    }
+    return false;
+}
+
+static struct coord_group *find_running(struct ctl_coordinator *c, const char *name)
+{
+    for (struct base_list *node = c->group_list.prev; node != &c->group_list;
+         node = node->prev) {
+        struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (group->state == GROUP_RUNNING && strcmp(group->params.name, name) == 0 &&
+            has_active_member(group))
+            return group;
+    }
+    return NULL;
+}
+
+/* Whether the slot is taken by a live process; `sure` once it gave a sign of life. */
+static bool is_taken(struct ctl_coordinator *c, const struct coord_slot *slot, bool *sure)
+{
+    struct coord_member *member = slot->joiner ? slot->joiner : slot->holder;
+    *sure = false;
+    if (!member || member->dead || member->left)
+        return false;
+    *sure = c->now - member->rank->last_heard <= 2 * c->detector.interval;
+    if (!*sure)
+        coord_send(c, member->rank,
+                   &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true});
+    return true;
+}
+
+void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
+                           uint64_t key, const struct ctl_registration *registration)
+{
+    char text[CTL_LINE_BYTES];
+    struct coord_group *group = find_running(c, registration->name);
+    if (!group) {
+        (void)snprintf(text, sizeof(text), "group %.200s has no active member",
+                       registration->name);
+        coord_fail_member(c, rank, key, 0, HDL_PENDING, text);
+        return;
+    }
+    if (coord_params_differ(group, registration, text, sizeof(text))) {
+        coord_fail_member(c, rank, key, group->id, HDL_ECONFIG, text);
+        return;
+    }
+    bool sure;
+    if (is_taken(c, &group->slots[registration->slot], &sure)) {
+        (void)snprintf(
+            text, sizeof(text), "rank %u of group %.200s is in use by %s process",
+            registration->slot, registration->name, sure ? "a live" : "another");
+        coord_fail_member(c, rank, key, group->id, sure ? HDL_EINVAL : HDL_PENDING, text);
+        return;
+    }
+    (void)coord_member_new(c, group, rank, key, registration);
+}
+
+static void send_endpoint(struct ctl_coordinator *c, const struct coord_member *joiner,
+                          const struct coord_member *to)
+{
+    coord_send(c, to->rank,
+               &(struct ctl_msg){.type = CTL_MSG_ENDPOINT,
+                                 .group = joiner->group->id,
+                                 .slot = joiner->slot,
+                                 .rank_epoch = joiner->rank_epoch,
+                                 .endpoint = joiner->endpoint->data,
+                                 .endpoint_size = joiner->endpoint->size});
+}
+
+/* What was known of earlier occupants of the slot is not true of this one. */
+static void forget_slot(const struct coord_group *group, uint32_t slot)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *other = group->slots[i].joiner;
+        if (!other || !other->introduced)
+            continue;
+        base_rank_set_clear(other->reaches, slot);
+        base_rank_set_clear(other->reached_by, slot);
+    }
+}
+
+static bool introduce(struct ctl_coordinator *c, struct coord_group *group,
+                      struct coord_member *joiner)
+{
+    if (!joiner->reaches)
+        joiner->reaches = base_rank_set_alloc(c->env, group->params.capacity);
+    if (!joiner->reached_by)
+        joiner->reached_by = base_rank_set_alloc(c->env, group->params.capacity);
+    if (!joiner->reaches || !joiner->reached_by)
+        return false;
+    base_rank_set_clear_all(joiner->reaches);
+    base_rank_set_clear_all(joiner->reached_by);
+    forget_slot(group, joiner->slot);
+    joiner->introduced = true;
+    coord_send_view(c, group, joiner, true);
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        const struct coord_member *other = group->slots[i].joiner;
+        if (coord_is_asked(holder))
+            send_endpoint(c, joiner, holder);
+        if (!other || other == joiner || !other->introduced)
+            continue;
+        send_endpoint(c, joiner, other);
+        send_endpoint(c, other, joiner);
+    }
+    return true;
+}
+
+void coord_introduce(struct ctl_coordinator *c, struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_member *joiner = group->slots[i].joiner;
+        if (!joiner || joiner->state != MEMBER_READY || joiner->introduced)
+            continue;
+        if (!introduce(c, group, joiner))
+            coord_out_of_memory(c);
+    }
+}
+
+void coord_joiner_reconnected(struct ctl_coordinator *c, struct coord_member *member)
+{
+    struct coord_group *group = member->group;
+    if (member->introduced && group->slots[member->slot].joiner == member)
+        coord_send_view(c, group, member, true);
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *joiner = group->slots[i].joiner;
+        if (joiner && joiner != member && joiner->introduced &&
+            !base_rank_set_test(joiner->reached_by, member->slot))
+            send_endpoint(c, joiner, member);
+    }
+}
+
+void coord_joiner_gone(struct ctl_coordinator *c, struct coord_member *member)
+{
+    struct coord_group *group = member->group;
+    for (uint32_t i = 0; member->introduced && i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (coord_is_asked(holder))
+            coord_send(c, holder->rank,
+                       &(struct ctl_msg){.type = CTL_MSG_CLOSED,
+                                         .group = group->id,
+                                         .slot = member->slot,
+                                         .rank_epoch = member->rank_epoch});
+    }
+    coord_member_free(c, member);
+    coord_ballot_check(c, group);
+}
+
+static void attach_failed(struct ctl_coordinator *c, struct coord_group *group,
+                          struct coord_member *joiner, const struct ctl_msg *msg,
+                          uint32_t by);
+
+static void joiner_attached(struct ctl_coordinator *c, struct coord_member *joiner,
+                            const struct ctl_msg *msg)
+{
+    struct coord_group *group = joiner->group;
+    if (!joiner->introduced)
+        return;
+    if (msg->status != HDL_OK) {
+        attach_failed(c, group, joiner, msg, joiner->slot);
+        return;
+    }
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_slot *slot = &group->slots[i];
+        if (slot->holder && slot->admitted_epoch <= msg->epoch)
+            base_rank_set_set(joiner->reaches, i);
+    }
+}
+
+static void attached_to(struct ctl_coordinator *c, struct coord_member *member,
+                        const struct ctl_msg *msg)
+{
+    struct coord_group *group = member->group;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        struct coord_member *joiner = group->slots[i].joiner;
+        if (!joiner || !joiner->introduced || joiner->rank_epoch != msg->rank_epoch)
+            continue;
+        if (msg->status != HDL_OK) {
+            attach_failed(c, group, joiner, msg, member->slot);
+            return;
+        }
+        base_rank_set_set(joiner->reached_by, member->slot);
+        if (member->introduced && group->slots[member->slot].joiner == member)
+            base_rank_set_set(member->reaches, i);
+    }
+}
+
+void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
+                    const struct ctl_msg *msg)
+{
+    struct coord_group *group = member->group;
+    if (group->state != GROUP_RUNNING) {
+        coord_founder_attached(c, member, msg);
+        return;
+    }
+    if (msg->rank_epoch == 0)
+        joiner_attached(c, member, msg);
+    else
+        attached_to(c, member, msg);
+    coord_ballot_check(c, group);
+}
+
+/* The first condition that the joiner of a slot does not meet yet. */
+static void missing_text(const struct coord_group *group, uint32_t i, char *text,
+                         size_t size)
+{
+    const struct coord_slot *slot = &group->slots[i];
+    const struct coord_member *joiner = slot->joiner;
+    if (!joiner)
+        (void)snprintf(text, size, "rank %u is not registered", i);
+    else if (joiner->state != MEMBER_READY)
+        (void)snprintf(text, size, "rank %u has not asked to join", i);
+    else if (slot->holder)
+        (void)snprintf(text, size, "the former rank %u is still needed by operations", i);
+    else
+        (void)snprintf(text, size, "no member has admitted rank %u", i);
+    for (uint32_t k = 0; joiner && joiner->introduced && k < group->params.capacity;
+         k++) {
+        if (!coord_is_asked(group->slots[k].holder) || k == i)
+            continue;
+        if (!base_rank_set_test(joiner->reaches, k) ||
+            !base_rank_set_test(joiner->reached_by, k))
+            (void)snprintf(text, size, "rank %u is not connected to rank %u", i, k);
+    }
+}
+
+bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot)
+{
+    const struct coord_member *joiner = slot->joiner;
+    if (!joiner || joiner->state != MEMBER_READY || joiner->dead || slot->holder ||
+        !joiner->introduced)
+        return false;
+    for (uint32_t k = 0; k < group->params.capacity; k++) {
+        if (coord_is_asked(group->slots[k].holder) &&
+            (!base_rank_set_test(joiner->reaches, k) ||
+             !base_rank_set_test(joiner->reached_by, k)))
+            return false;
+    }
+    return true;
+}
+
+bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot)
+{
+    for (uint32_t k = 0; k < group->params.capacity; k++) {
+        if (group->slots[k].entering &&
+            (!base_rank_set_test(slot->joiner->reaches, k) ||
+             !base_rank_set_test(slot->joiner->reached_by, k)))
+            return false;
+    }
+    return true;
+}
+
+/* -------------------------------------------------------------------------- proposals */
+
+static void answer_proposal(struct ctl_coordinator *c, struct coord_proposal *proposal,
+                            enum hdl_status status, uint64_t first, const char *text)
+{
+    const struct coord_member *member = proposal->member;
+    coord_send(c, member->rank,
+               &(struct ctl_msg){.type = CTL_MSG_PROPOSED,
+                                 .group = member->group->id,
+                                 .id = proposal->id,
+                                 .status = status,
+                                 .epoch = member->group->view->epoch,
+                                 .x = first,
+                                 .text = text});
+    base_list_remove(&proposal->node);
+    base_free(c->env, proposal);
+}
+
+/* A failed join rolls back: the joiner is registered, as before it asked. */
+static void attach_failed(struct ctl_coordinator *c, struct coord_group *group,
+                          struct coord_member *joiner, const struct ctl_msg *msg,
+                          uint32_t by)
+{
+    char text[CTL_LINE_BYTES];
+    (void)snprintf(text, sizeof(text), "rank %u cannot reach rank %u: %.300s", by,
+                   joiner->slot, msg->text);
+    joiner->state = MEMBER_REGISTERED;
+    joiner->introduced = false;
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->member == joiner && proposal->kind == CTL_PROPOSE_JOIN)
+            answer_proposal(c, proposal, msg->status, 0, text);
+    }
+}
+
+void coord_proposals_drop(struct ctl_coordinator *c, struct coord_member *member)
+{
+    base_list_each(node, after, &member->group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->member != member)
+            continue;
+        base_list_remove(&proposal->node);
+        base_free(c->env, proposal);
+    }
+}
+
+static bool is_applied(const struct coord_group *group,
+                       const struct coord_proposal *proposal, uint32_t i)
+{
+    const struct ctl_slot *seen = &group->view->slots[i];
+    if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
+        return !seen->active || group->slots[i].admitted_epoch > proposal->epoch;
+    return seen->active && !seen->absent;
+}
+
+/* Whether all of it is in the view; else marks what the next ballot is to do. */
+static bool examine(struct coord_group *group, struct coord_proposal *proposal,
+                    uint64_t *first)
+{
+    bool applied = true;
+    *first = 0;
+    for (uint32_t k = 0; k < proposal->num_slots; k++) {
+        uint32_t i = proposal->slots[k];
+        if (is_applied(group, proposal, i)) {
+            uint64_t op = ctl_x_op(group->view->slots[i].first);
+            if (proposal->kind != CTL_PROPOSE_DEACTIVATE && op > *first)
+                *first = op;
+            continue;
+        }
+        applied = false;
+        if (proposal->kind == CTL_PROPOSE_ACTIVATE)
+            group->slots[i].admitting = true;
+        else if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
+            group->slots[i].removing = true;
+    }
+    return applied;
+}
+
+void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        group->slots[i].admitting = false;
+        group->slots[i].removing = false;
+    }
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        uint64_t first;
+        if (proposal->kind != CTL_PROPOSE_SYNC && examine(group, proposal, &first))
+            answer_proposal(c, proposal, HDL_OK, first, "");
+    }
+    if (coord_anything_is_pending(c, group))
+        return;
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->kind == CTL_PROPOSE_SYNC)
+            answer_proposal(c, proposal, HDL_OK, 0, "");
+    }
+}
+
+static void refuse_proposal(struct ctl_coordinator *c, const struct coord_member *member,
+                            const struct ctl_msg *msg, const char *text)
+{
+    coord_send(c, member->rank,
+               &(struct ctl_msg){.type = CTL_MSG_PROPOSED,
+                                 .group = msg->group,
+                                 .id = msg->id,
+                                 .status = HDL_EINVAL,
+                                 .text = text});
+}
+
+static bool is_known(const struct coord_group *group, const struct coord_member *member,
+                     uint64_t id)
+{
+    base_list_each(node, after, &group->proposals)
+    {
+        const struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->member == member && proposal->id == id)
+            return true;
+    }
+    return false;
+}
+
+static bool is_valid(struct ctl_coordinator *c, const struct coord_member *member,
+                     const struct ctl_msg *msg)
+{
+    const struct coord_group *group = member->group;
+    bool joiner = group->slots[member->slot].joiner == member;
+    char text[CTL_LINE_BYTES];
+    if (group->state != GROUP_RUNNING || msg->kind < CTL_PROPOSE_SYNC ||
+        msg->kind > CTL_PROPOSE_JOIN) {
+        refuse_proposal(c, member, msg, "proposal out of place");
+        return false;
+    }
+    if (joiner && msg->kind != CTL_PROPOSE_JOIN && msg->kind != CTL_PROPOSE_SYNC) {
+        refuse_proposal(c, member, msg, "only members propose");
+        return false;
+    }
+    for (uint32_t i = 0; i < msg->num_slots; i++) {
+        if (msg->slots[i] < group->params.capacity)
+            continue;
+        (void)snprintf(text, sizeof(text), "rank %u is outside the capacity %u",
+                       msg->slots[i], group->params.capacity);
+        refuse_proposal(c, member, msg, text);
+        return false;
+    }
+    return true;
+}
+
+void coord_propose(struct ctl_coordinator *c, struct coord_member *member,
+                   const struct ctl_msg *msg)
+{
+    struct coord_group *group = member->group;
+    if (!is_valid(c, member, msg) || is_known(group, member, msg->id))
+        return;
+    uint32_t count = msg->kind == CTL_PROPOSE_JOIN ? 1 : msg->num_slots;
+    struct coord_proposal *proposal =
+        base_alloc(c->env, 1, sizeof(*proposal) + count * sizeof(uint32_t));
+    if (!proposal) {
+        coord_out_of_memory(c);
+        return;
+    }
+    proposal->member = member;
+    proposal->id = msg->id;
+    proposal->kind = msg->kind;
+    proposal->epoch = msg->epoch;
+    proposal->deadline = c->now + msg->timeout_ns;
+    proposal->num_slots = count;
+    if (msg->kind == CTL_PROPOSE_JOIN)
+        proposal->slots[0] = member->slot;
+    else if (count > 0)
+        memcpy(proposal->slots, msg->slots, count * sizeof(uint32_t));
+    coord_wake_at(c, proposal->deadline);
+    base_list_push_back(&group->proposals, &proposal->node);
+    if (msg->kind == CTL_PROPOSE_JOIN && group->slots[member->slot].joiner == member &&
+        member->state == MEMBER_REGISTERED) {
+        member->state = MEMBER_READY;
+        coord_introduce(c, group);
+    }
+    coord_ballot_check(c, group);
+}
+
+static void expire(struct ctl_coordinator *c, struct coord_group *group,
+                   struct coord_proposal *proposal)
+{
+    char text[CTL_LINE_BYTES] = "the change is not agreed yet";
+    for (uint32_t k = 0; k < proposal->num_slots; k++) {
+        uint32_t i = proposal->slots[k];
+        if (proposal->kind != CTL_PROPOSE_DEACTIVATE && !is_applied(group, proposal, i))
+            missing_text(group, i, text, sizeof(text));
+    }
+    if (group->ballot != 0) {
+        for (uint32_t i = 0; i < group->params.capacity; i++) {
+            const struct coord_member *holder = group->slots[i].holder;
+            if (coord_is_asked(holder) && holder->asked && !holder->answered)
+                (void)snprintf(text, sizeof(text), "rank %u has not answered", i);
+        }
+    }
+    struct coord_member *member = proposal->member;
+    bool join = proposal->kind == CTL_PROPOSE_JOIN;
+    answer_proposal(c, proposal, HDL_ETIMEDOUT, 0, text);
+    if (join && group->slots[member->slot].joiner == member) {
+        member->state = MEMBER_REGISTERED;
+        member->introduced = false;
+    }
+}
+
+/* Frees no group: the caller goes on with it. */
+void coord_proposal_timers(struct ctl_coordinator *c, struct coord_group *group)
+{
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (c->now < proposal->deadline)
+            coord_wake_at(c, proposal->deadline);
+        else
+            expire(c, group, proposal);
+    }
+}
