@@ -1,0 +1,354 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Heddle, Open MPI and gloo side by side, alternating, in one run.
+
+    ./run bench [--quick] [--rounds N] [--only PART,...]
+
+Parts: 2, 4, 8 (ranks), fabric, start. Writes table.md, results.json and plot.png under build/bench/.
+A ratio is Heddle's time divided by the peer's in the same round; shown are the median and the smallest
+and largest of the rounds."""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+OUT = BUILD / "bench"
+HEDDLE = str(BUILD / "heddle")
+OPS = ["allreduce", "broadcast", "allgather", "alltoall", "barrier", "pingpong"]
+IN_PLACE = {"allreduce", "broadcast"}
+SIZES = [8, 4096, 1 << 20, 64 << 20]
+SMALL = {"allreduce", "barrier", "allgather", "alltoall", "pingpong"}
+CALM = {"allreduce", "barrier", "allgather"}
+
+
+def mpi_command(ranks, cma, idle):
+    return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(ranks),
+            "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
+            "--mca", "btl_vader_single_copy_mechanism", "cma" if cma else "none",
+            "--mca", "mpi_yield_when_idle", "1" if idle else "0"]
+
+
+VARIANTS = [(cma, idle) for cma in (True, False) for idle in (True, False)]
+
+
+def target(ranks, op, size):
+    """Largest allowed ratio to Open MPI and to gloo; None = none was set."""
+    if ranks == 8:
+        return (1.0, None) if op == "allreduce" and size == 8 else (None, None)
+    if op == "barrier":
+        size = 8
+    if ranks == 2:
+        if size == 8:
+            return (1.0, 1 / 50) if op in SMALL else (None, None)
+        if size == 4096:
+            return (0.8, 1 / 30) if op in SMALL else (None, None)
+        if size == 1 << 20:
+            return 0.6 if op == "allreduce" else 0.8, 1 / 6
+        return 0.5 if op == "allreduce" else 0.8, 0.45
+    if size <= 4096:
+        return (1.0, 1 / 30) if op in CALM else (None, None)
+    if size == 1 << 20:
+        return 0.7, 1 / 6
+    return (0.5, 0.5) if op == "allreduce" else (None, None)
+
+
+def run(command, timeout=600, **extra):
+    env = dict(os.environ, PYTHONWARNINGS="ignore", OMPI_MCA_btl_base_warn_component_unused="0", **extra)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT,
+                          stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say(f"failed with {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
+    lines = (line[line.find("{"):] for line in done.stdout.splitlines() if "{" in line)
+    return [json.loads(line) for line in lines]
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+class Results:
+    """Median time of every round, by (peer, ranks, op, asked size)."""
+
+    def __init__(self):
+        self.times = {}
+
+    def add(self, peer, ranks, op, size, us):
+        self.times.setdefault((peer, ranks, op, size), []).append(us)
+
+    def get(self, peer, ranks, op, size):
+        return self.times.get((peer, ranks, op, size), [])
+
+    def best_mpi(self, ranks, op, size):
+        found = [(statistics.median(times), variant) for variant in VARIANTS
+                 if (times := self.get(variant, ranks, op, size))]
+        return min(found)[1] if found else None
+
+
+def listed(lines, op, sizes):
+    """Pairs a program's lines of one operation with the sizes that were asked for."""
+    mine = [line for line in lines if line["op"] == op]
+    return zip([0] if op == "barrier" else sizes, mine)
+
+
+def one_round(results, ranks, ops, sizes, seconds):
+    def heddle():
+        for op in ops:
+            lines = run([HEDDLE, "perf", op, "-n", str(ranks), "--json", "--time", str(seconds),
+                         "--bytes", ",".join(map(str, sizes))] + (["--in-place"] if op in IN_PLACE else []))
+            for size, line in listed(lines, op, sizes):
+                if not line["checked"]:
+                    say(f"WRONG DATA: {line}")
+                results.add("heddle", ranks, op, size, line["p50_us"])
+
+    def mpi(variant):
+        lines = run(mpi_command(ranks, *variant) +
+                    [str(OUT / "mpi_perf"), str(seconds), ",".join(ops), ",".join(map(str, sizes))])
+        for op in ops:
+            for size, line in listed(lines, op, sizes):
+                results.add(variant, ranks, op, size, line["p50_us"])
+
+    def gloo():
+        lines = run([HEDDLE, "run", "-n", str(ranks), "--raw", "--", sys.executable, "bench/gloo_perf.py",
+                     str(seconds), ",".join(ops), ",".join(map(str, sizes))])
+        for op in ops:
+            for size, line in listed(lines, op, sizes):
+                results.add("gloo", ranks, op, size, line["p50_us"])
+
+    heddle()
+    mpi(VARIANTS[0])
+    mpi(VARIANTS[1])
+    if ranks <= 4:
+        gloo()
+    mpi(VARIANTS[2])
+    mpi(VARIANTS[3])
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+def ranks_part(results, ranks, args):
+    ops = ["allreduce"] if ranks == 8 else OPS
+    sizes = [8] if ranks == 8 else SIZES
+    for number in range(args.rounds):
+        say(f"{ranks} ranks: round {number + 1} of {args.rounds}")
+        one_round(results, ranks, ops, sizes, args.seconds)
+
+
+def fabric_part(results, args):
+    """Two network namespaces: all_reduce against gloo, a large send against iperf3."""
+    sizes = [8, 4096, 1 << 20]
+    rates = []
+    for number in range(args.rounds):
+        say(f"fabric over two namespaces: round {number + 1} of {args.rounds}")
+        lines = run([HEDDLE, "perf", "allreduce", "-n", "2", "--hosts", "2", "--json", "--in-place", "--time",
+                     str(args.seconds), "--bytes", ",".join(map(str, sizes))])
+        for size, line in listed(lines, "allreduce", sizes):
+            results.add("heddle", "fabric", "allreduce", size, line["p50_us"])
+        lines = run([HEDDLE, "run", "-n", "2", "--hosts", "2", "--raw", "--", sys.executable, "bench/gloo_perf.py",
+                     str(args.seconds), "allreduce", ",".join(map(str, sizes))], GLOO_SOCKET_IFNAME="heddle0")
+        for size, line in listed(lines, "allreduce", sizes):
+            results.add("gloo", "fabric", "allreduce", size, line["p50_us"])
+        send = run([HEDDLE, "perf", "pingpong", "-n", "2", "--hosts", "2", "--json", "--bytes", "64M",
+                    "--time", str(max(args.seconds, 1))])
+        iperf = run([HEDDLE, "run", "-n", "2", "--hosts", "2", "--raw", "--", "sh", "bench/iperf.sh",
+                     str(1 if args.quick else 3)])
+        if send and iperf:
+            rates.append((send[0]["algbw_GBps"], iperf[0]["GBps"]))
+    return rates
+
+
+def start_part(args):
+    """Seconds from the launcher's start to the last rank's first all_reduce, and memory; idle time."""
+    found = {"heddle": [], "mpi": [], "heddle_kib": [], "mpi_kib": [], "idle": []}
+    for number in range(args.rounds):
+        say(f"start and memory: round {number + 1} of {args.rounds}")
+        for peer, command in (("heddle", [HEDDLE, "run", "-n", "4", "--raw", "--", str(OUT / "first")]),
+                              ("mpi", mpi_command(4, True, True) + [str(OUT / "mpi_perf"), "first"])):
+            began = time.time()
+            lines = run(command)
+            if len(lines) == 4:
+                found[peer].append(max(line["done_us"] for line in lines) / 1e6 - began)
+                found[peer + "_kib"].append(max(line["private_kib"] for line in lines))
+    say("idle ranks")
+    lines = run([HEDDLE, "run", "-n", "2", "--raw", "--", str(OUT / "first"), "3" if args.quick else "10"])
+    found["idle"] = [line["idle_percent"] for line in lines]
+    return found
+
+
+# ------------------------------------------------------------------------------------------- report
+
+def size_text(size):
+    for unit, step in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= step:
+            return f"{size // step} {unit}"
+    return f"{size} B" if size else "-"
+
+
+def time_text(us):
+    if us >= 1000:
+        return f"{us / 1000:.2f} ms"
+    return f"{us:.2f} us" if us < 100 else f"{us:.0f} us"
+
+
+def verdict(value, limit):
+    if limit is None or value is None:
+        return ""
+    return "ok" if value <= limit else "**missed**"
+
+
+def ratio(ours, theirs):
+    """Median, smallest and largest of the rounds' ratios."""
+    pairs = [a / b for a, b in zip(ours, theirs) if b > 0]
+    return (statistics.median(pairs), min(pairs), max(pairs)) if pairs else None
+
+
+def ratio_text(found, limit):
+    if not found:
+        return "-", "", ""
+    bound = "" if limit is None else (f"1/{1 / limit:.0f}" if limit < 0.3 else f"{limit:.2f}")
+    return f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})", bound, verdict(found[0], limit)
+
+
+def row(results, ranks, op, size):
+    ours = results.get("heddle", ranks, op, size)
+    variant = results.best_mpi(ranks, op, size)
+    mpi = results.get(variant, ranks, op, size) if variant is not None else []
+    gloo = results.get("gloo", ranks, op, size)
+    limits = target(ranks, op, size) if isinstance(ranks, int) else (None, 1.0 if size == 8 else None)
+    if not ours:
+        return None, None
+    cells = [str(ranks), op, size_text(size), time_text(statistics.median(ours)),
+             time_text(statistics.median(mpi)) if mpi else "-",
+             ("cma" if variant[0] else "copy") + (", yield" if variant[1] else "") if mpi else "-",
+             *ratio_text(ratio(ours, mpi), limits[0]), time_text(statistics.median(gloo)) if gloo else "-",
+             *ratio_text(ratio(ours, gloo), limits[1])]
+    return "| " + " | ".join(cells) + " |", variant if mpi else None
+
+
+def table(results, parts, rates, start, machine):
+    head = ["ranks", "operation", "bytes", "Heddle", "Open MPI", "its setting", "ratio", "target", "",
+            "gloo", "ratio", "target", ""]
+    lines = [f"# Side by side, {machine}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    used = set()
+    for ranks in parts:
+        for op in OPS:
+            for size in [0] if op == "barrier" else SIZES:
+                text, variant = row(results, ranks, op, size)
+                if text:
+                    lines.append(text)
+                    used.add((ranks, variant) if variant else None)
+    lines.append("")
+    if rates:
+        share = statistics.median(ours / theirs for ours, theirs in rates)
+        lines.append(f"fabric, 64 MiB send: {statistics.median(r[0] for r in rates):.2f} GB/s, iperf3 "
+                     f"{statistics.median(r[1] for r in rates):.2f} GB/s, share {share:.2f} "
+                     f"({min(a / b for a, b in rates):.2f} to {max(a / b for a, b in rates):.2f}), target 0.80: "
+                     + ("ok" if share >= 0.8 else "**missed**"))
+    if start and start["heddle"]:
+        ours, mib = statistics.median(start["heddle"]), statistics.median(start["heddle_kib"]) / 1024
+        lines.append(f"start to first all_reduce, 4 ranks: {ours:.3f} s, target 0.32 s: {verdict(ours, 0.32)}")
+        if start["mpi"]:
+            both = ratio(start["heddle"], start["mpi"])
+            lines.append(f"the same, Open MPI: {statistics.median(start['mpi']):.3f} s, ratio {both[0]:.2f} "
+                         f"({both[1]:.2f} to {both[2]:.2f}), target 0.50: {verdict(both[0], 0.5)}")
+        lines.append(f"private memory after it: {mib:.1f} MiB, target 12 MiB: {verdict(mib, 12)}" +
+                     (f" (Open MPI {statistics.median(start['mpi_kib']) / 1024:.1f} MiB)" if start["mpi_kib"] else ""))
+        if start["idle"]:
+            lines.append(f"idle rank: {max(start['idle']):.3f} % of a core, target 0.2 %: "
+                         f"{verdict(max(start['idle']), 0.2)}")
+    lines += ["", "Open MPI's command lines (the fastest of cma and copy, yield and not, for each row):", ""]
+    for ranks, (cma, idle) in sorted(pair for pair in used if pair):
+        lines.append("    " + " ".join(mpi_command(ranks, cma, idle)) + " mpi_perf ...")
+    return "\n".join(lines) + "\n"
+
+
+def plot(results, parts):
+    try:
+        import matplotlib
+    except ImportError:
+        say("no plot: matplotlib is not installed")
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    shown = [ranks for ranks in parts if ranks in (2, 4)]
+    if not shown:
+        return
+    figure, axes = pyplot.subplots(len(shown), len(OPS), figsize=(3 * len(OPS), 3 * len(shown)), squeeze=False)
+    for line, ranks in enumerate(shown):
+        for column, op in enumerate(OPS):
+            axis = axes[line][column]
+            sizes = [0] if op == "barrier" else SIZES
+            for name in ("heddle", "mpi", "gloo"):
+                points = []
+                for size in sizes:
+                    key = results.best_mpi(ranks, op, size) if name == "mpi" else name
+                    times = results.get(key, ranks, op, size)
+                    if times:
+                        points.append((max(size, 1), statistics.median(times)))
+                if points:
+                    axis.plot(*zip(*points), marker="o", label={"mpi": "Open MPI"}.get(name, name))
+            axis.set(xscale="log", yscale="log", title=f"{op}, {ranks} ranks", xlabel="bytes", ylabel="us")
+            axis.grid(alpha=0.3)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(OUT / "plot.png", dpi=110)
+
+
+def machine_text():
+    memory = next(line.split()[1] for line in open("/proc/meminfo", encoding="ascii"))
+    copy = run([str(OUT / "first"), "copy"])
+    rate = f", one core copies {copy[0]['copy_GBps']:.1f} GB/s" if copy else ""
+    model = [line.split(":")[1].strip() for line in open("/proc/cpuinfo", encoding="utf-8") if "model name" in line]
+    return (f"{datetime.date.today()}, {os.cpu_count()} cores ({model[0] if model else 'unknown'}), "
+            f"{int(memory) / (1 << 20):.0f} GiB{rate}")
+
+
+def build_programs():
+    OUT.mkdir(parents=True, exist_ok=True)
+    library = str(BUILD / "src")
+    subprocess.run(["mpicc", "-O3", "-o", str(OUT / "mpi_perf"), "bench/mpi_perf.c"], cwd=ROOT, check=True)
+    subprocess.run(["cc", "-O2", "-Iinclude", "-o", str(OUT / "first"), "bench/first.c", "-L" + library, "-lheddle",
+                    "-Wl,-rpath," + library], cwd=ROOT, check=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two short rounds")
+    parser.add_argument("--rounds", type=int, help="alternations (default 5)")
+    parser.add_argument("--only", default="2,4,8,fabric,start", help="parts to run")
+    args = parser.parse_args()
+    args.rounds = args.rounds or (2 if args.quick else 5)
+    args.seconds = 0.05 if args.quick else 0.25
+    only = args.only.split(",")
+    build_programs()
+    machine = machine_text()
+    results, rates, start, parts = Results(), [], None, []
+    for ranks in (2, 4, 8):
+        if str(ranks) in only:
+            ranks_part(results, ranks, args)
+            parts.append(ranks)
+    if "fabric" in only:
+        rates = fabric_part(results, args)
+        parts.append("fabric")
+    if "start" in only:
+        start = start_part(args)
+    text = table(results, parts, rates, start, machine)
+    (OUT / "table.md").write_text(text, encoding="utf-8")
+    kept = [{"peer": "openmpi" if isinstance(key[0], tuple) else key[0],
+             "setting": list(key[0]) if isinstance(key[0], tuple) else None,
+             "ranks": key[1], "op": key[2], "bytes": key[3], "p50_us": times} for key, times in results.times.items()]
+    (OUT / "results.json").write_text(json.dumps({"machine": machine, "times": kept, "rates": rates, "start": start}),
+                                      encoding="utf-8")
+    plot(results, parts)
+    print(text)
+    say(f"written to {OUT.relative_to(ROOT)}/")
+
+
+if __name__ == "__main__":
+    main()

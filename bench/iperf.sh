@@ -1,0 +1,17 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# As a rank of two on two hosts: raw TCP from rank 1 to rank 0, by iperf3, for $1 seconds.
+set -eu
+if [ "$RANK" = 0 ]; then
+    exec iperf3 -s -1 -B "$MASTER_ADDR" -p 5201 >/dev/null
+fi
+tries=0
+until iperf3 -c "$MASTER_ADDR" -p 5201 -t "$1" -l 1M -J >"/tmp/heddle-iperf-$$" 2>/dev/null; do
+    tries=$((tries + 1))
+    [ "$tries" -lt 20 ] || exit 1
+    sleep 0.1
+done
+python3 -c 'import json, sys
+rate = json.load(open(sys.argv[1]))["end"]["sum_received"]["bits_per_second"]
+print(json.dumps({"GBps": rate / 8e9}))' "/tmp/heddle-iperf-$$"
+rm -f "/tmp/heddle-iperf-$$"
