@@ -65,6 +65,10 @@ void host_destroy(struct host *host);
 int32_t host_rank(const struct host *host);      /* in the job */
 int32_t host_num_ranks(const struct host *host); /* of the job */
 
+/* All ranks of the job are on this host, as far as the launcher or the coordinator's
+ * address tell: true is sure, false is not. */
+bool host_single_host(const struct host *host);
+
 /* HDL_OK, or HDL_ENOTSUP with a sentence when called in a forked child of the process
  * that made the host. One load; every public call that takes a context begins with it. */
 enum hdl_status host_check(const struct host *host);
