@@ -27,7 +27,7 @@ install() {
         apt_updated=1
     fi
     # shellcheck disable=SC2086
-    $line -qq </dev/null >&2
+    $line -qq -o Dpkg::Use-Pty=0 </dev/null >/dev/null
 }
 
 # A folder .venv with pip in it, for Python packages that the system lacks.
