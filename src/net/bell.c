@@ -207,6 +207,19 @@ void net_ring(struct hdl_peer_window *remote)
                 remote->peer_bell ? remote->peer_bell->event_fd : remote->net->event_fd);
 }
 
+void net_ring_host(struct net *net)
+{
+    pthread_mutex_lock(&net->lock);
+    base_list_each(node, after, &net->peer_bells)
+    {
+        struct net_peer_bell *peer = base_container_of(node, struct net_peer_bell, node);
+        atomic_thread_fence(memory_order_seq_cst);
+        if (atomic_load_explicit(&peer->bell->sleepers, memory_order_relaxed))
+            bell_strike(peer->bell, peer->event_fd);
+    }
+    pthread_mutex_unlock(&net->lock);
+}
+
 void net_wake(struct net *net)
 {
     atomic_thread_fence(memory_order_seq_cst);

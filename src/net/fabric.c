@@ -335,10 +335,14 @@ int net_fabric_poll(struct net_fabric *fabric)
 {
     if (!fabric_trylock(fabric))
         return 0;
+    uint64_t before = fabric->arrived;
     int events = poll_locked(fabric);
+    bool arrived = fabric->arrived != before;
     fabric_unlock(fabric);
     if (events)
         net_wake(fabric->net);
+    if (arrived)
+        net_ring_host(fabric->net);
     return events;
 }
 
@@ -350,6 +354,7 @@ bool net_fabric_in_use(const struct net_fabric *fabric)
 bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout_ns)
 {
     fabric_lock(fabric);
+    uint64_t before = fabric->arrived;
     bool may_sleep = poll_locked(fabric) == 0;
     int64_t due = BASE_FOREVER;
     base_list_each(node, after, &fabric->busy)
@@ -363,6 +368,7 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     struct fid *fids[] = {&fabric->cq->fid};
     if (may_sleep)
         may_sleep = fi_trywait(fabric->fabric, fids, 1) == FI_SUCCESS;
+    bool arrived = fabric->arrived != before;
     fabric_unlock(fabric);
     *fd = fabric->wait_fd;
     if (due != BASE_FOREVER) {
@@ -373,5 +379,7 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     }
     if (!may_sleep)
         net_wake(fabric->net);
+    if (arrived)
+        net_ring_host(fabric->net);
     return may_sleep;
 }

@@ -138,6 +138,7 @@ struct net_fabric {
     uint32_t address_length;
     uint64_t secret;
     struct net_fabric_counters counters;
+    uint64_t arrived; /* puts carried out */
 
     _Atomic uint32_t lock;
     _Atomic uint32_t num_windows;

@@ -47,6 +47,7 @@ static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view 
         refuse(fabric, "put with a wrong key or outside its window");
         return;
     }
+    fabric->arrived++;
     if (put->bytes)
         memcpy(window->data + put->offset, view->payload, put->bytes);
     if (put->signal_offset != UINT64_MAX)

@@ -164,6 +164,9 @@ void net_bell_destroy(struct net *net);
 enum hdl_status net_bell_open(struct hdl_peer_window *remote,
                               const struct net_handle *handle);
 void net_bell_close(struct hdl_peer_window *remote);
+/* Something arrived in the own windows that peers of this host, who map them, may wait
+ * for. */
+void net_ring_host(struct net *net);
 
 /* The store that a signal is, on mapped memory. */
 static inline void net_raise(uint8_t *data, size_t offset, uint64_t value,

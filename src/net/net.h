@@ -108,6 +108,10 @@ void *net_remote_map(const struct hdl_peer_window *remote);
 size_t net_remote_bytes(const struct hdl_peer_window *remote);
 /* "self", "shm" or "fabric:<provider>". */
 const char *net_remote_transport(const struct hdl_peer_window *remote);
+/* Do two handles belong to processes that map each other's memory? Asks nobody. False for
+ * a bad handle, and always if transport is NET_FABRIC and the processes differ. */
+bool net_handles_mapped(const struct net *net, const void *a, size_t a_length,
+                        const void *b, size_t b_length);
 /* Would net_remote_open of this handle be mapped? Asks nobody. False for a bad handle. */
 bool net_handle_mapped(const struct net *net, const void *handle, size_t length);
 

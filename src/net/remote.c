@@ -22,6 +22,18 @@ bool net_handle_mapped(const struct net *net, const void *data, size_t length)
            remote_is_mapped(net, &handle);
 }
 
+bool net_handles_mapped(const struct net *net, const void *a, size_t a_length,
+                        const void *b, size_t b_length)
+{
+    struct net_handle one, two;
+    if (net_handle_unpack(a, a_length, &one) != HDL_OK ||
+        net_handle_unpack(b, b_length, &two) != HDL_OK)
+        return false;
+    return one.net_id == two.net_id ||
+           (net->opts.transport != NET_FABRIC &&
+            memcmp(one.host_id, two.host_id, sizeof(one.host_id)) == 0);
+}
+
 enum hdl_status net_remote_open(struct net *net, const void *data, size_t length,
                                 unsigned access, struct hdl_peer_window **out)
 {
