@@ -30,6 +30,8 @@ const char *host_refusal_text(enum host_refusal refusal)
         return "frame too long";
     case HOST_REFUSAL_TRUNCATED:
         return "ended inside a frame";
+    case HOST_REFUSAL_UNPROVEN:
+        return "hung up in the handshake, of another job or with another token";
     case HOST_REFUSAL_SLOW:
         return "handshake too slow";
     case HOST_REFUSAL_USER:

@@ -56,6 +56,7 @@ enum host_refusal {
     HOST_REFUSAL_TAG,     /* forged, repeated or damaged frame */
     HOST_REFUSAL_OVERSIZED,
     HOST_REFUSAL_TRUNCATED, /* ended inside a step or frame */
+    HOST_REFUSAL_UNPROVEN,  /* hung up instead of proving that it knows the token */
     HOST_REFUSAL_SLOW,      /* handshake not finished in time */
     HOST_REFUSAL_USER       /* unix socket of another user */
 };

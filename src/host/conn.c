@@ -28,7 +28,10 @@ static void break_conn(struct host_conn *conn, enum host_refusal why, int error)
     (void)uv_poll_stop(&conn->poll);
     base_list_remove(&conn->node);
     base_list_push_back(&conn->host->broken, &conn->node);
-    if (why != HOST_REFUSAL_NONE && !(why == HOST_REFUSAL_TRUNCATED && error))
+    /* A client that meets a stranger looks elsewhere: no attack on this process. A reset
+     * inside a frame is what a killed peer leaves. */
+    bool reset = why == HOST_REFUSAL_TRUNCATED && error;
+    if (why != HOST_REFUSAL_NONE && !reset && (conn->ops->purposes || conn->opened))
         host_refused(conn->host, conn->peer, why, conn->channel.peer_version);
 }
 
@@ -287,10 +290,13 @@ static size_t early_room(const struct host_conn *conn)
 
 static void end_of_input(struct host_conn *conn, int error)
 {
-    bool inside = conn->held_size > 0 || conn->early_size > 0 ||
-                  conn->channel.state == HOST_CHANNEL_WAIT_HELLO ||
-                  conn->channel.state == HOST_CHANNEL_WAIT_PROOF;
-    break_conn(conn, inside ? HOST_REFUSAL_TRUNCATED : HOST_REFUSAL_NONE, error);
+    enum host_refusal why = HOST_REFUSAL_NONE;
+    if (conn->held_size > 0 || conn->early_size > 0)
+        why = HOST_REFUSAL_TRUNCATED;
+    else if (conn->channel.state == HOST_CHANNEL_WAIT_HELLO ||
+             conn->channel.state == HOST_CHANNEL_WAIT_PROOF)
+        why = HOST_REFUSAL_UNPROVEN;
+    break_conn(conn, why, error);
 }
 
 /* One read; false when there is no more to read now. */

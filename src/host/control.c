@@ -43,15 +43,20 @@ void host_refused(struct host *host, const char *peer, enum host_refusal why,
     if (total > 1 && now - host->refusal_logged_ns < BASE_NS_PER_S)
         return; /* a flood of strangers is one line a second */
     host->refusal_logged_ns = now;
+    /* Where jobs look for their coordinators over a range of ports they meet each other.
+     */
+    bool ordinary = why == HOST_REFUSAL_UNPROVEN && host->boot.mode == HOST_BOOT_RANGE;
+    enum base_log_level level = ordinary ? BASE_LOG_INFO : BASE_LOG_WARN;
     if (why == HOST_REFUSAL_VERSION)
-        base_log_warn(host->env,
-                      "connection with %s refused: wire version %u, this process has %u, "
-                      "refused so far %" PRIu64,
-                      peer, peer_version, (unsigned)CTL_WIRE_VERSION, total);
+        BASE_LOG(
+            host->env, level,
+            "connection with %s refused: wire version %u, this process has %u, refused "
+            "so far %" PRIu64,
+            peer, peer_version, (unsigned)CTL_WIRE_VERSION, total);
     else
-        base_log_warn(host->env,
-                      "connection with %s refused: %s, refused so far %" PRIu64, peer,
-                      host_refusal_text(why), total);
+        BASE_LOG(host->env, level,
+                 "connection with %s refused: %s, refused so far %" PRIu64, peer,
+                 host_refusal_text(why), total);
 }
 
 /* ------------------------------------------------------------------------- follow-ups */
