@@ -35,17 +35,19 @@ struct group_engine {
     alignas(64) _Atomic uint32_t lock;
     _Atomic uint32_t contended; /* threads that ask for the lock */
     _Atomic uint32_t waiters;   /* threads inside a wait */
-    _Atomic uint32_t pending;   /* operations not finished */
+    _Atomic uint32_t pending;   /* operations with a handle that are not finished */
 
     alignas(64) struct base_list groups; /* of the context, by group->node */
     struct base_list free_ops;
     void *op_slabs;
     uint64_t polls;
+    int64_t next_tick_ns;
     int64_t spin_ns, yield_ns;
-    bool crowded; /* more ranks on this host than cores: yield at once */
+    uint32_t cores;
 
     struct host_thread *thread;
-    _Atomic uint32_t work; /* futex of the progress thread */
+    alignas(64) _Atomic uint32_t work; /* futex of the progress thread */
+    _Atomic bool asleep;               /* it sleeps until it is kicked */
     _Atomic bool stop;
 };
 

@@ -41,7 +41,8 @@ struct group_path {
     void (*close)(struct hdl_group *group);
     /* A new operation is at the end of group->queue. Optional. */
     void (*start)(struct hdl_group *group, struct hdl_op *op);
-    /* Advances the operations of group->queue; true if anything moved. */
+    /* Advances the operations of group->queue; true if anything moved. Not called while
+     * the group is frozen. */
     bool (*progress)(struct hdl_group *group);
     /* group->view is newer than the last one seen here (group->seen). */
     void (*adopt)(struct hdl_group *group, const struct group_view *older);
@@ -69,7 +70,14 @@ extern const struct group_path group_path_messaged;
 #define GROUP_READY_COUNT (UINT64_C(1) << 52)
 #define GROUP_READY_X_MASK (GROUP_READY_COUNT - 1)
 
-enum { GROUP_TRACE = 64 };
+enum { GROUP_TRACE = 64, GROUP_ISSUES = 128 };
+
+/* What the control thread must know of an issued operation; valid if number is the one
+ * asked for before and after reading. */
+struct group_issue {
+    _Atomic uint64_t number;
+    _Atomic uint64_t num_chunks;
+};
 
 /* One line of the dump: the last operations, by number. */
 struct group_trace {
@@ -92,8 +100,8 @@ struct hdl_group {
     const struct group_path *path;
     uint32_t rank;
     uint32_t capacity;
-    _Atomic(struct group_view *) view; /* newest, never NULL */
-    const struct group_view *seen;     /* the one that progress has adopted */
+    _Atomic(struct group_view *) view;       /* newest, never NULL */
+    _Atomic(const struct group_view *) seen; /* the one that progress has adopted */
     struct group_shape shape;
     void *segment; /* own */
     struct group_head *head;
@@ -107,10 +115,15 @@ struct hdl_group {
     _Atomic uint64_t next;              /* lowest op number not issued */
     uint64_t done;                      /* x; copy in the segment's head */
     uint64_t done_all;         /* lowest done of the present peers that was read */
+    uint64_t open_chunks;      /* published and not pulled */
     struct base_list queue;    /* open collectives, by number */
     struct hdl_op *publishing; /* first that has chunks to publish, or NULL */
     uint32_t num_open;
-    uint64_t window_mask;
+    uint32_t window_mask; /* W - 1 if W is a power of 2, else 0 */
+    bool crowded;         /* more ranks of the group on this host than cores */
+    uint32_t ahead;      /* chunks of large operations published before they are pulled */
+    size_t stream_bytes; /* outputs from here on are written past the cache */
+    const void **sources; /* [capacity], for reductions */
 
     struct base_list node; /* in the engine's list */
     struct base_list sends, receives, unexpected;
@@ -119,6 +132,11 @@ struct hdl_group {
 
     struct group_view *retired;
     _Atomic uint32_t view_readers;
+
+    /* control thread only: what was answered about dead ranks since the last commit */
+    uint64_t *fence;             /* [capacity], GROUP_FOREVER = not asked */
+    _Atomic uint64_t watch_done; /* tell the host when done has reached it; 0 = nothing */
+    struct group_issue *issues;  /* [GROUP_ISSUES], by op number */
 
     char *over_text;
     char *name;
@@ -132,6 +150,25 @@ struct hdl_group {
 };
 
 #define GROUP_MAGIC UINT64_C(0x70756f7267)
+
+/* Everything but host and net: memory, lists, counters. `segment` is the own one. */
+enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
+                           const struct group_shape *shape, uint32_t rank, void *segment,
+                           struct ctl_view *view);
+/* Points a peer at its mapped segment, after checking that it is of the same shape. */
+enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment);
+/* Opens the path and lets operations run: adds the group to the engine. */
+enum hdl_status group_open(struct hdl_group *group, const struct group_path *path);
+/* The opposites: fails what is open, removes it from the engine, frees all but `group`.
+ */
+void group_close(struct hdl_group *group);
+
+/* Hooks of the control thread (struct ctl_*: ctl/view.h). */
+void group_freeze(void *group, const struct ctl_prepare *prepare,
+                  struct ctl_answer *answer);
+void group_commit(void *group, struct ctl_view *view);
+void group_watch_done(void *group, uint64_t x);
+void group_fail(void *group, enum hdl_status status, const char *text);
 
 /* Joins as `opts` says (hdl_group_create); blocking. */
 enum hdl_status group_create(struct group_engine *engine,
@@ -172,7 +209,35 @@ static inline bool group_ready_raise(struct hdl_group *group, uint64_t begin, ui
 uint64_t group_ready_x(const struct hdl_group *group, uint64_t word);
 
 /* Raises `done` for the peers to see. */
-void group_done(struct hdl_group *group, uint64_t x);
+static inline void group_done(struct hdl_group *group, uint64_t x)
+{
+    group->done = x;
+    atomic_store_explicit(&group->head->done, x, memory_order_release);
+}
+
+static inline uint32_t group_slot_of(const struct hdl_group *group, uint64_t number,
+                                     uint64_t chunk)
+{
+    uint64_t sum = number + chunk;
+    return group->window_mask ? (uint32_t)(sum & group->window_mask)
+                              : (uint32_t)(sum % group->shape.window_chunks);
+}
+
+static inline struct hdl_op *group_next_open(struct hdl_group *group, struct hdl_op *op)
+{
+    return op->node.next == &group->queue
+               ? NULL
+               : base_container_of(op->node.next, struct hdl_op, node);
+}
+
+/* Gives the operation the next number and puts it at the end of the queue. */
+void group_issue(struct hdl_group *group, struct hdl_op *op);
+/* The number of chunks has become known later than at its issue. */
+void group_issue_chunks(struct hdl_group *group, const struct hdl_op *op);
+/* One round: failed groups, new views, open operations, messages. Under the lock. */
+bool group_progress(struct hdl_group *group);
+/* Ranks that the operation waits for: "1,3"; returns text. */
+const char *group_missing_format(const struct hdl_op *op, char *text, size_t size);
 
 /* Final status of an operation at the head of its queue: computes the failed set from the
  * view if status is HDL_OK, takes it off the queue, wakes its waiters. */
@@ -181,10 +246,21 @@ void group_op_finish(struct hdl_op *op, enum hdl_status status);
 void group_op_fail(struct hdl_op *op, enum hdl_status status, const uint64_t *mask,
                    const char *format, ...) __attribute__((format(printf, 4, 5)));
 
-/* Compares a peer's descriptor with the operation's own: HDL_OK, or the status and text
- * of the difference. */
-enum hdl_status group_op_compare(struct hdl_op *op, uint32_t peer,
-                                 const struct group_desc *desc);
+/* The ranks of x have published descriptors that differ: the same status and text on all.
+ */
+void group_op_mismatch(struct hdl_op *op, uint64_t x,
+                       const struct group_desc *(*desc_of)(struct hdl_op *op,
+                                                           uint32_t rank));
+/* Puts a slot into the failed set. */
+void group_op_mark_failed(struct hdl_op *op, uint32_t rank);
+
+/* Counters have one writer, under the lock, and any number of readers. */
+static inline void group_count(_Atomic uint64_t *counter, uint64_t n)
+{
+    atomic_store_explicit(counter,
+                          atomic_load_explicit(counter, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
 
 /* ----------------------------------------------------------- for moe and other users */
 

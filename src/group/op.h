@@ -49,21 +49,25 @@ enum group_needs {
 struct group_algorithm {
     const char *name;
     enum group_kind kind;
-    /* Sets op->chunk_elems and op->num_chunks (at least 1). */
-    enum hdl_status (*plan)(struct hdl_op *op);
-    /* Copies this rank's input of the chunk into the slot's payload; NULL = owes nothing.
+    /* Sets chunk_elems, num_chunks (at least 1) and chunk_bytes from the descriptor and
+     * the shape alone: also the control thread asks, for calls that were not made here.
      */
+    void (*plan)(struct hdl_op *op);
+    /* Copies this rank's input of the chunk to the payload and returns its bytes; NULL:
+     * no rank owes anything. */
     size_t (*publish)(struct hdl_op *op, uint64_t chunk, unsigned char *payload);
-    /* For chunks above 0: chunk 0 compares descriptors with everybody. */
+    /* For chunks above 0: chunk 0 compares descriptors with everybody. NULL = all. */
     enum group_needs (*needs)(const struct hdl_op *op);
     /* Optional: reduces this rank's share of the chunk for the others. */
     void (*make_piece)(struct hdl_op *op, uint64_t chunk);
-    /* All input that the view gives for x is there: writes the user's output. An error
-     * ends the operation on all ranks, so it may depend on published data only. */
+    /* All input that the view gives for the chunk is there (with op->use_pieces: all
+     * pieces): writes the user's output. An error ends the operation on all ranks, so it
+     * may depend on published data only. NULL: nothing to write. */
     enum hdl_status (*pull)(struct hdl_op *op, uint64_t chunk);
 };
 
-/* Arrays of v-variants, copied at submission; each has one entry per slot, or is NULL. */
+/* Arrays of v-variants, copied at submission; each
+ * has one entry per slot, or is NULL. */
 struct group_arrays {
     size_t *src_counts;
     size_t *src_displs;
@@ -76,10 +80,16 @@ struct hdl_op {
     struct hdl_group *group;
     struct group_engine *engine;
     _Atomic int status; /* HDL_PENDING until everything else here is final */
-    _Atomic bool freed; /* handle given back while pending */
+    bool freed;         /* handle given back while pending; under the lock */
     bool blocking;      /* has no handle: the caller waits */
     bool direct;        /* a view changed while it was open: inputs only, no pieces */
     bool warned;        /* the line of a slow wait was written */
+    bool inlined;       /* payloads lie in the slots' first lines */
+    bool stream;        /* output is larger than the cache: write past it */
+    bool verified;      /* descriptors of all ranks are equal */
+    bool mismatch;      /* found while looking at chunk 0 */
+    bool use_pieces;
+    bool unsized; /* num_chunks becomes known with chunk 0 */
 
     uint64_t number; /* op number; send and receive: 0 */
     struct group_desc desc;
@@ -89,20 +99,26 @@ struct hdl_op {
     const void *src;
     void *dst;
     struct group_arrays arrays;
+    size_t *array_block; /* the memory behind them */
+    double scalar;
     size_t elem;        /* bytes of an element */
     size_t chunk_elems; /* elements (of each block) that one chunk moves */
+    size_t chunk_bytes; /* most that a chunk has in a slot */
     uint64_t num_chunks;
     uint64_t published; /* chunks */
     uint64_t pieces;
     uint64_t pulled;
-    uint64_t restarts; /* of messaged chunks */
+    uint32_t ahead;      /* chunks that may be published and not pulled */
+    uint32_t wait_rank;  /* ranks below it have arrived, for chunk `pulled` */
+    uint32_t piece_rank; /* the same for chunk `pieces` */
 
-    int64_t started_ns; /* first slow wait, 0 = never slow */
+    int64_t started_ns; /* first tick that saw it, 0 = none yet */
     int64_t deadline_ns;
 
     /* how it ended */
     uint64_t failed0; /* slots 0 to 63 */
-    uint64_t *failed; /* all slots, if the capacity is above 64 and any failed */
+    uint64_t *failed; /* all words, if a slot above 63 failed (word 0 is failed0) */
+    uint32_t failed_words;
     uint32_t num_failed;
     char *detail; /* NULL = "" */
 
@@ -114,6 +130,7 @@ struct hdl_op {
     uint64_t message; /* number within the stream */
     size_t bytes;
     size_t moved;
+    uint32_t step;
     void *transport; /* for the path that moves it */
 };
 
@@ -129,6 +146,18 @@ static inline uint64_t group_desc_hash(const struct group_desc *desc)
     uint64_t h = head * UINT64_C(0x9e3779b97f4a7c15) ^ desc->counts_hash;
     h = (h ^ (h >> 29)) + desc->count * UINT64_C(0xbf58476d1ce4e5b9);
     return h ^ (h >> 32);
+}
+
+/* From the engine's pool, under its lock; fields that every operation sets are not
+ * cleared. NULL with detail text. */
+struct hdl_op *group_op_alloc(struct group_engine *engine);
+/* Back to the pool, under the lock. */
+void group_op_release(struct hdl_op *op);
+void group_op_pool_destroy(struct group_engine *engine);
+
+static inline bool group_op_finished(const struct hdl_op *op)
+{
+    return atomic_load_explicit(&op->status, memory_order_acquire) != HDL_PENDING;
 }
 
 #endif

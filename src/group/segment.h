@@ -34,6 +34,8 @@
  *            +---------------------------------------------------------------+
  *   bulk     | C x 8 x 64 KiB        fragments for each destination          |
  *            +---------------------------------------------------------------+
+ *   messaged | receive memory, written by messaged peers (messaged.h)        |
+ *            +---------------------------------------------------------------+
  *
  * A position x = (op number << 20 | chunk); its slot is (op + chunk) % W. seq of a slot
  * is the x that it holds and only grows. A slot is written again only when `done` of all
@@ -122,7 +124,9 @@ static_assert(sizeof(struct group_cell) == GROUP_LINE, "a cell is one line");
 struct group_intake {
     alignas(GROUP_LINE) _Atomic uint64_t cells;
     _Atomic uint64_t fragments;
-    uint64_t reserved[6];
+    _Atomic uint64_t
+        grants_taken; /* of those that this peer wrote for the owner's sends */
+    uint64_t reserved[5];
     alignas(GROUP_LINE) _Atomic uint64_t granted; /* grants written */
     uint64_t grants[GROUP_GRANTS];                /* message numbers, in order */
     uint64_t reserved2[7];
@@ -135,12 +139,15 @@ struct group_shape {
     size_t chunk_bytes;
     /* offsets */
     size_t slots, data, pieces, intake, cells, bulk;
+    size_t messaged; /* receive memory of the messaged path, messaged_bytes long */
+    size_t messaged_bytes;
     size_t bytes;
 };
 
 /* Fills the offsets. HDL_EINVAL: parameters out of range or the size overflows. */
 enum hdl_status group_shape_init(struct group_shape *shape, uint32_t capacity,
-                                 uint32_t window_chunks, size_t chunk_bytes);
+                                 uint32_t window_chunks, size_t chunk_bytes,
+                                 size_t messaged_bytes);
 
 static inline struct group_head *group_segment_head(void *segment)
 {

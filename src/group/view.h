@@ -21,6 +21,8 @@ struct group_view {
     uint32_t num_present;
     /* From here on the ranks of every x are exactly `present`. */
     uint64_t steady_from;
+    /* Operations above this number have nobody to report. */
+    uint64_t reports_until;
     uint64_t *active; /* masks of num_words words */
     uint64_t *absent;
     uint64_t *present; /* has an open interval and is not absent */

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the control thread does to a group: freeze and answer, commit a view, end it. */
+#include <string.h>
+
+#include "base/env.h"
+#include "group/group.h"
+#include "group/wait.h"
+#include "host/host.h"
+
+/* The freezes counted in the word wrap around inside their field. */
+static uint64_t frozen_word(uint64_t word)
+{
+    uint64_t count =
+        (word + GROUP_READY_COUNT) & ~GROUP_READY_X_MASK & ~GROUP_READY_FROZEN;
+    return GROUP_READY_FROZEN | count | (word & GROUP_READY_X_MASK);
+}
+
+uint64_t group_ready_x(const struct hdl_group *group, uint64_t word)
+{
+    uint64_t next = atomic_load_explicit(&group->next, memory_order_seq_cst);
+    uint32_t low = (uint32_t)((word & GROUP_READY_X_MASK) >> GROUP_CHUNK_BITS);
+    uint64_t number = next - (uint32_t)((uint32_t)next - low);
+    return GROUP_X(number, GROUP_X_CHUNK(word));
+}
+
+static void set_frozen(struct hdl_group *group)
+{
+    uint64_t word = atomic_load(&group->ready);
+    while (!(word & GROUP_READY_FROZEN) &&
+           !atomic_compare_exchange_weak(&group->ready, &word, frozen_word(word)))
+        ;
+}
+
+/* Number of chunks of an issued operation; false if it is not known here. */
+static bool issued_chunks(struct hdl_group *group, uint64_t number, uint64_t *chunks)
+{
+    struct group_issue *issue = &group->issues[number % GROUP_ISSUES];
+    if (atomic_load_explicit(&issue->number, memory_order_acquire) != number)
+        return false;
+    *chunks = atomic_load_explicit(&issue->num_chunks, memory_order_acquire);
+    return atomic_load_explicit(&issue->number, memory_order_acquire) == number;
+}
+
+static void fill_open(struct hdl_group *group, struct ctl_answer *answer)
+{
+    uint64_t last = answer->ready;
+    for (uint32_t i = 0; i < answer->num_dead; i++)
+        if (answer->published[i] > last)
+            last = answer->published[i];
+    answer->num_open = 0;
+    for (uint64_t n = GROUP_X_OP(answer->ready);
+         n <= GROUP_X_OP(last) && answer->num_open < CTL_OPEN_MAX; n++) {
+        uint64_t chunks = 0;
+        if (n == 0)
+            continue;
+        (void)issued_chunks(group, n, &chunks);
+        answer->open[answer->num_open++] = (struct ctl_open_op){
+            .op = n, .num_chunks = (uint32_t)chunks, .messaged = group->path->messaged};
+    }
+}
+
+void group_freeze(void *user, const struct ctl_prepare *prepare,
+                  struct ctl_answer *answer)
+{
+    struct hdl_group *group = user;
+    set_frozen(group);
+    answer->ballot = prepare->ballot;
+    answer->ready = group_ready_x(group, atomic_load(&group->ready));
+    answer->done = atomic_load(&group->head->done);
+    answer->next = atomic_load(&group->next);
+    answer->num_dead = prepare->num_dead;
+    for (uint32_t i = 0; i < prepare->num_dead; i++) {
+        uint32_t rank = prepare->dead[i];
+        if (rank >= group->capacity)
+            continue;
+        /* The first reading since the last commit is kept. */
+        if (group->fence[rank] == GROUP_FOREVER)
+            group->fence[rank] = group->path->sample(group, rank);
+        answer->published[i] = group->fence[rank];
+    }
+    fill_open(group, answer);
+}
+
+/* Frees retired views that nobody can be reading: older than the one that progress uses,
+ * and no reader is inside. */
+static void free_retired(struct hdl_group *group, struct group_view *newest)
+{
+    if (atomic_load(&group->view_readers) != 0)
+        return;
+    const struct group_view *seen =
+        atomic_load_explicit(&group->seen, memory_order_acquire);
+    struct group_view *keep = newest;
+    while (keep && keep != seen)
+        keep = keep->older;
+    if (!keep)
+        return;
+    struct group_view *view = keep->older;
+    keep->older = NULL;
+    while (view) {
+        struct group_view *older = view->older;
+        group_view_free(group->engine->env, view);
+        view = older;
+    }
+}
+
+/* Messaged chunks from the change on start again, so `ready` falls back; what was mapped
+ * and ready stays. */
+static void set_thawed(struct hdl_group *group, const struct ctl_view *ctl)
+{
+    uint64_t word = atomic_load(&group->ready);
+    uint64_t x = group_ready_x(group, word);
+    uint64_t from = ctl_view_changed_from(ctl);
+    if (group->path->messaged && from != CTL_X_FOREVER && x >= from)
+        x = from - 1;
+    if (!(word & GROUP_READY_FROZEN))
+        word = frozen_word(word);
+    uint64_t count = word & ~GROUP_READY_X_MASK & ~GROUP_READY_FROZEN;
+    atomic_store(&group->ready, count | (x & GROUP_READY_X_MASK));
+}
+
+void group_commit(void *user, struct ctl_view *ctl)
+{
+    struct hdl_group *group = user;
+    struct group_view *view = group_view_create(group->engine->env, ctl, group->rank);
+    if (!view) {
+        group_end(group, HDL_ENOMEM, "no memory for a new view");
+        return;
+    }
+    /* A commit without a PREPARE here would be a fault of the control plane; freezing
+     * first keeps a data thread from finishing a chunk with the old view in any case. */
+    set_frozen(group);
+    for (uint32_t i = 0; i < group->capacity; i++)
+        group->fence[i] = GROUP_FOREVER;
+    struct group_view *older = atomic_load(&group->view);
+    view->older = older;
+    atomic_store(&group->view, view);
+    free_retired(group, view);
+    group_count(&group->counters.views, 1);
+    set_thawed(group, ctl);
+    group_engine_wake(group->engine);
+}
+
+void group_watch_done(void *user, uint64_t x)
+{
+    struct hdl_group *group = user;
+    uint64_t done = atomic_load(&group->head->done);
+    if (done >= x) {
+        atomic_store(&group->watch_done, 0);
+        if (group->host_group)
+            host_group_finished(group->host_group, done);
+        return;
+    }
+    atomic_store(&group->watch_done, x);
+    group_thread_kick(group->engine);
+}
+
+void group_fail(void *user, enum hdl_status status, const char *text)
+{
+    group_end(user, status, text);
+}

@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A group's memory, its round of progress, views and the end of a group. */
+#include "group/group.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "group/mapped.h"
+#include "group/p2p.h"
+#include "group/wait.h"
+#include "host/host.h"
+#include "net/net.h"
+
+enum { STREAM_BYTES = 4 * 1024 * 1024, AHEAD = 2 };
+
+/* ------------------------------------------------------------------- construction */
+
+static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl)
+{
+    struct base_env *env = group->engine->env;
+    group->peer = base_alloc(env, group->capacity, sizeof(*group->peer));
+    group->sources = base_alloc(env, group->capacity, sizeof(*group->sources));
+    group->fence = base_alloc(env, group->capacity, sizeof(*group->fence));
+    group->issues = base_alloc(env, GROUP_ISSUES, sizeof(*group->issues));
+    struct group_view *view = NULL;
+    if (group->peer && group->sources && group->fence && group->issues)
+        view = group_view_create(env, ctl, group->rank);
+    if (!view)
+        return HDL_ENOMEM;
+    for (uint32_t i = 0; i < group->capacity; i++)
+        group->fence[i] = GROUP_FOREVER;
+    atomic_store(&group->view, view);
+    group->seen = view;
+    return HDL_OK;
+}
+
+static void free_parts(struct hdl_group *group)
+{
+    struct base_env *env = group->engine->env;
+    struct group_view *view = atomic_load(&group->view);
+    while (view) {
+        struct group_view *older = view->older;
+        group_view_free(env, view);
+        view = older;
+    }
+    atomic_store(&group->view, NULL);
+    base_free(env, group->issues);
+    base_free(env, group->fence);
+    base_free(env, (void *)group->sources);
+    base_free(env, group->peer);
+    base_free(env, group->over_text);
+    group->over_text = NULL;
+}
+
+static void point(struct hdl_group *group, struct group_peer *peer, void *segment)
+{
+    peer->segment = segment;
+    peer->slots = group_segment_slot(&group->shape, segment, 0);
+    peer->data = group_segment_data(&group->shape, segment, 0);
+    peer->pieces = group_segment_piece(&group->shape, segment, 0);
+    peer->done = GROUP_X_END(0);
+}
+
+enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
+                           const struct group_shape *shape, uint32_t rank, void *segment,
+                           struct ctl_view *view)
+{
+    group->engine = engine;
+    group->rank = rank;
+    group->capacity = shape->capacity;
+    group->shape = *shape;
+    base_list_init(&group->node);
+    base_list_init(&group->queue);
+    base_list_init(&group->sends);
+    base_list_init(&group->receives);
+    base_list_init(&group->unexpected);
+    uint32_t chunks = shape->window_chunks;
+    group->window_mask = (chunks & (chunks - 1)) == 0 ? chunks - 1 : 0;
+    group->ahead = AHEAD < chunks ? AHEAD : chunks;
+    group->stream_bytes = STREAM_BYTES;
+    group->op_timeout_ns = BASE_FOREVER;
+    enum hdl_status status = alloc_parts(group, view);
+    if (status != HDL_OK) {
+        free_parts(group);
+        return status;
+    }
+    group->segment = segment;
+    point(group, &group->peer[rank], segment);
+    group->slots = group->peer[rank].slots;
+    group->data = group->peer[rank].data;
+    group->pieces = group->peer[rank].pieces;
+    group->head = group_segment_head(segment);
+    *group->head = (struct group_head){.magic = GROUP_SEGMENT_MAGIC,
+                                       .version = GROUP_SEGMENT_VERSION,
+                                       .rank = rank,
+                                       .capacity = shape->capacity,
+                                       .window_chunks = chunks,
+                                       .chunk_bytes = shape->chunk_bytes};
+    atomic_store(&group->next, 1);
+    atomic_store(&group->ready, GROUP_X_END(0));
+    group->done_all = 0;
+    group_done(group, GROUP_X_END(0));
+    group->magic = GROUP_MAGIC;
+    return HDL_OK;
+}
+
+enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment)
+{
+    const struct group_head *head = segment;
+    if (head->magic != GROUP_SEGMENT_MAGIC || head->version != GROUP_SEGMENT_VERSION ||
+        head->rank != rank || head->capacity != group->capacity ||
+        head->window_chunks != group->shape.window_chunks ||
+        head->chunk_bytes != group->shape.chunk_bytes)
+        return base_fail(
+            HDL_ECONFIG,
+            "rank %u: its segment is of rank %u, version %u, capacity %u, not of "
+            "version %d, capacity %u",
+            rank, head->rank, head->version, head->capacity, GROUP_SEGMENT_VERSION,
+            group->capacity);
+    point(group, &group->peer[rank], segment);
+    return HDL_OK;
+}
+
+static uint32_t mapped_peers(const struct hdl_group *group)
+{
+    uint32_t n = 0;
+    for (uint32_t r = 0; r < group->capacity; r++)
+        n += group->peer[r].segment != NULL;
+    return n;
+}
+
+enum hdl_status group_open(struct hdl_group *group, const struct group_path *path)
+{
+    group->path = path;
+    group->crowded = mapped_peers(group) > group->engine->cores;
+    if (group->crowded && group->shape.window_chunks > 4)
+        group->ahead = group->shape.window_chunks / 2;
+    enum hdl_status status = path->open ? path->open(group) : HDL_OK;
+    if (status != HDL_OK)
+        return status;
+    status = group_p2p_open(group);
+    if (status != HDL_OK) {
+        if (path->close)
+            path->close(group);
+        return status;
+    }
+    group_engine_lock(group->engine);
+    base_list_push_back(&group->engine->groups, &group->node);
+    group_engine_unlock(group->engine);
+    return HDL_OK;
+}
+
+void group_close(struct hdl_group *group)
+{
+    group_end(group, HDL_EABORTED, "the group was destroyed");
+    group_engine_lock(group->engine);
+    (void)group_progress(group);
+    base_list_remove(&group->node);
+    group_engine_unlock(group->engine);
+    if (group->path) {
+        group_p2p_close(group);
+        if (group->path->close)
+            group->path->close(group);
+    }
+    group->magic = 0;
+    free_parts(group);
+}
+
+/* ----------------------------------------------------------------------- progress */
+
+/* Views are adopted by whoever holds the lock; view_readers keeps the control thread from
+ * freeing the new one in between. */
+static void adopt(struct hdl_group *group)
+{
+    atomic_fetch_add(&group->view_readers, 1);
+    const struct group_view *older = group->seen;
+    const struct group_view *view = atomic_load(&group->view);
+    atomic_store_explicit(&group->seen, view, memory_order_release);
+    group->done_all = 0;
+    group->path->adopt(group, older);
+    group_p2p_adopt(group);
+    atomic_fetch_sub(&group->view_readers, 1);
+}
+
+static bool fail_open(struct hdl_group *group, enum hdl_status status)
+{
+    bool moved = false;
+    const char *text = group->over_text ? group->over_text : base_status_text(status);
+    for (struct base_list *node; (node = base_list_first(&group->queue)); moved = true)
+        group_op_fail(base_container_of(node, struct hdl_op, node), status, NULL, "%s",
+                      text);
+    if (!base_list_empty(&group->sends) || !base_list_empty(&group->receives)) {
+        group_p2p_fail(group, status, text);
+        moved = true;
+    }
+    group->open_chunks = 0;
+    return moved;
+}
+
+static void tell_done(struct hdl_group *group)
+{
+    uint64_t x = atomic_load_explicit(&group->watch_done, memory_order_relaxed);
+    if (x && group->done >= x) {
+        atomic_store(&group->watch_done, 0);
+        if (group->host_group)
+            host_group_finished(group->host_group, group->done);
+    }
+}
+
+bool group_progress(struct hdl_group *group)
+{
+    int over = atomic_load_explicit(&group->over, memory_order_acquire);
+    if (over != HDL_OK)
+        return fail_open(group, (enum hdl_status)over);
+    if (atomic_load_explicit(&group->view, memory_order_acquire) != group->seen)
+        adopt(group);
+    bool moved = false;
+    if (!base_list_empty(&group->queue) && !group_frozen(group))
+        moved = group->path->progress(group);
+    if (!base_list_empty(&group->sends) || !base_list_empty(&group->receives))
+        moved |= group_p2p_progress(group);
+    if (atomic_load_explicit(&group->watch_done, memory_order_relaxed))
+        tell_done(group);
+    return moved;
+}
+
+void group_issue(struct hdl_group *group, struct hdl_op *op)
+{
+    uint64_t number = atomic_load_explicit(&group->next, memory_order_relaxed);
+    op->number = number;
+    op->published = 0;
+    op->pieces = 0;
+    op->pulled = 0;
+    op->wait_rank = 0;
+    op->piece_rank = 0;
+    op->direct = false;
+    op->verified = false;
+    op->mismatch = false;
+    op->use_pieces = false;
+    op->unsized = false;
+    base_list_push_back(&group->queue, &op->node);
+    group->num_open++;
+    if (group->path->start)
+        group->path->start(group, op);
+    struct group_issue *issue = &group->issues[number % GROUP_ISSUES];
+    atomic_store_explicit(&issue->num_chunks, op->unsized ? 0 : op->num_chunks,
+                          memory_order_relaxed);
+    atomic_store_explicit(&issue->number, number, memory_order_release);
+    atomic_store_explicit(&group->next, number + 1, memory_order_release);
+    group_count(&group->counters.ops_issued, 1);
+}
+
+void group_issue_chunks(struct hdl_group *group, const struct hdl_op *op)
+{
+    atomic_store_explicit(&group->issues[op->number % GROUP_ISSUES].num_chunks,
+                          op->num_chunks, memory_order_release);
+}
+
+/* --------------------------------------------------------------------- the end of it */
+
+void group_end(struct hdl_group *group, enum hdl_status status, const char *text)
+{
+    char *copy = base_strdup(group->engine->env, text);
+    int expected = HDL_OK;
+    /* The text goes first, so that whoever sees the status sees it. Only one call wins.
+     */
+    if (!atomic_compare_exchange_strong(&group->over, &expected, HDL_PENDING)) {
+        base_free(group->engine->env, copy);
+        return;
+    }
+    group->over_text = copy;
+    atomic_store_explicit(&group->over, status, memory_order_release);
+    group_engine_wake(group->engine);
+}
+
+enum hdl_status group_check(const struct hdl_group *group)
+{
+    if (!group || group->magic != GROUP_MAGIC)
+        return base_fail(HDL_EINVAL, "not a group");
+    int over = atomic_load_explicit(&group->over, memory_order_acquire);
+    if (over == HDL_OK || over == HDL_PENDING)
+        return HDL_OK;
+    return base_fail((enum hdl_status)over, "%s",
+                     group->over_text ? group->over_text
+                                      : base_status_text((enum hdl_status)over));
+}
+
+bool group_rank_absent(struct hdl_group *group, uint32_t rank)
+{
+    atomic_fetch_add(&group->view_readers, 1);
+    bool absent = group_view_absent(atomic_load(&group->view), rank);
+    atomic_fetch_sub(&group->view_readers, 1);
+    return absent;
+}
+
+bool group_rank_active(struct hdl_group *group, uint32_t rank)
+{
+    atomic_fetch_add(&group->view_readers, 1);
+    const struct group_view *view = atomic_load(&group->view);
+    bool active = (view->active[rank / 64] >> (rank % 64) & 1) != 0;
+    atomic_fetch_sub(&group->view_readers, 1);
+    return active;
+}
+
+void group_ring(struct hdl_group *group, uint32_t rank)
+{
+    if (group->peer[rank].remote)
+        net_ring(group->peer[rank].remote);
+}

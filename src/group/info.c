@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a group tells about itself: view, counters, transports. */
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/option.h"
+#include "group/group.h"
+#include "host/host.h"
+#include "net/net.h"
+
+/* Holding view_readers keeps the control thread from freeing the view: no lock, no loop.
+ */
+static const struct group_view *enter(struct hdl_group *group)
+{
+    atomic_fetch_add(&group->view_readers, 1);
+    return atomic_load(&group->view);
+}
+
+static void leave(struct hdl_group *group)
+{
+    atomic_fetch_sub(&group->view_readers, 1);
+}
+
+/* Only atomic members are written through it. */
+static struct hdl_group *writable(const struct hdl_group *group)
+{
+    return (struct hdl_group *)(uintptr_t)group;
+}
+
+static void copy_mask(uint64_t *to, const uint64_t *from, int32_t room, uint32_t words)
+{
+    memcpy(to, from, words * sizeof(*from));
+    for (uint32_t w = words; w < (uint32_t)room; w++)
+        to[w] = 0;
+}
+
+enum hdl_status hdl_group_view(const struct hdl_group *const_group, struct hdl_view *out)
+{
+    struct hdl_group *group = writable(const_group);
+    if (!group || group->magic != GROUP_MAGIC || !out)
+        return base_fail(HDL_EINVAL, "not a group, or no view to fill");
+    const struct group_view *view = enter(group);
+    int32_t words = (int32_t)view->num_words, room = out->mask_words;
+    bool fits = (!out->active && !out->absent) || room >= words;
+    out->mask_words = words;
+    if (fits) {
+        out->epoch = view->ctl->epoch;
+        out->rank = (int32_t)group->rank;
+        out->capacity = (int32_t)group->capacity;
+        out->size = (int32_t)view->ctl->size;
+        out->num_active = (int32_t)view->ctl->num_active;
+        out->num_absent = (int32_t)view->ctl->num_absent;
+        if (out->active)
+            copy_mask(out->active, view->active, room, view->num_words);
+        if (out->absent)
+            copy_mask(out->absent, view->absent, room, view->num_words);
+    }
+    leave(group);
+    return fits ? HDL_OK
+                : base_fail(HDL_EINVAL, "mask_words %d is too small, %d are needed", room,
+                            words);
+}
+
+int32_t hdl_group_rank(const struct hdl_group *group)
+{
+    return group && group->magic == GROUP_MAGIC ? (int32_t)group->rank : -1;
+}
+
+int32_t hdl_group_size(const struct hdl_group *const_group)
+{
+    struct hdl_group *group = writable(const_group);
+    if (!group || group->magic != GROUP_MAGIC)
+        return -1;
+    int32_t size = (int32_t)enter(group)->ctl->size;
+    leave(group);
+    return size;
+}
+
+static uint64_t counter(const _Atomic uint64_t *value)
+{
+    return atomic_load_explicit(value, memory_order_relaxed);
+}
+
+enum hdl_status hdl_group_stats(const struct hdl_group *group,
+                                struct hdl_group_stats *stats)
+{
+    if (!group || group->magic != GROUP_MAGIC || !stats)
+        return base_fail(HDL_EINVAL, "not a group, or no struct to fill");
+    if (stats->size < sizeof(stats->size))
+        return base_fail(HDL_EINVAL, "struct hdl_group_stats has size %zu", stats->size);
+    const struct group_counters *from = &group->counters;
+    struct hdl_group_stats s = {.size = stats->size,
+                                .ops_issued = counter(&from->ops_issued),
+                                .ops_done = counter(&from->ops_done),
+                                .ops_failed = counter(&from->ops_failed),
+                                .bytes_sent = counter(&from->bytes_sent),
+                                .bytes_received = counter(&from->bytes_received),
+                                .views = counter(&from->views),
+                                .redone_chunks = counter(&from->redone_chunks),
+                                .stale_drops = counter(&from->stale_drops)};
+    if (group->host_group) {
+        struct host_group_stats host;
+        host_group_stats(group->host_group, &host);
+        s.views = host.views;
+        s.reconnects = host.reconnects;
+        s.evidence_exit = host.evidence_exit;
+        s.evidence_closed = host.evidence_closed;
+        s.evidence_silence = host.evidence_silence;
+        s.refused_frames = host.refused;
+        s.evidence_to_commit_us = host.evidence_to_commit_ns / BASE_NS_PER_US;
+    }
+    if (group->engine->net)
+        s.reconnects += net_reconnects(group->engine->net);
+    size_t known = stats->size < sizeof(s) ? stats->size : sizeof(s);
+    memcpy(stats, &s, known);
+    return HDL_OK;
+}
+
+const char *hdl_group_transport(const struct hdl_group *group, int32_t rank)
+{
+    if (!group || group->magic != GROUP_MAGIC || rank < 0 ||
+        (uint32_t)rank >= group->capacity)
+        return NULL;
+    if ((uint32_t)rank == group->rank)
+        return "self";
+    const struct hdl_peer_window *remote = group->peer[rank].remote;
+    return remote ? net_remote_transport(remote) : NULL;
+}

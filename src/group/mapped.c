@@ -1,0 +1,411 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Collectives over mapped peers: publish my input, wait for theirs, pull. */
+#include "group/mapped.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "group/copy.h"
+#include "group/reduce.h"
+#include "group/table.h"
+#include "net/net.h"
+
+/*
+ * Every open operation has a few chunks between `published` and `pulled`:
+ *
+ *      chunk   0 ........ pulled ........ pieces ........ published ...... num_chunks
+ *              output       |  needs all    |  needs all      |  needs a free
+ *              written      |  pieces       |  inputs         |  slot
+ *
+ * Publishing may run ahead into the next operations; pulling goes in the order of x.
+ */
+
+/* May a slot that holds x be written again? */
+static bool slot_free(struct hdl_group *group, uint64_t x)
+{
+    if (x <= group->done_all)
+        return true;
+    const struct group_view *view = group->seen;
+    uint64_t lowest = group->done;
+    for (uint32_t w = 0; w < view->num_words; w++) {
+        for (uint64_t bits = view->present[w]; bits; bits &= bits - 1) {
+            uint32_t rank = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            struct group_peer *peer = &group->peer[rank];
+            if (rank == group->rank)
+                continue;
+            if (peer->done < x) {
+                struct group_head *head = group_segment_head(peer->segment);
+                peer->done = atomic_load_explicit(&head->done, memory_order_acquire);
+            }
+            if (peer->done < lowest)
+                lowest = peer->done;
+        }
+    }
+    group->done_all = lowest;
+    return x <= lowest;
+}
+
+/* Publishes the next chunk of the first operation that has one. */
+static bool publish(struct hdl_group *group)
+{
+    struct hdl_op *op = group->publishing;
+    if (!op || group->open_chunks >= op->ahead || op->published == op->num_chunks)
+        return false;
+    uint64_t chunk = op->published;
+    uint32_t index = group_slot_of(group, op->number, chunk);
+    struct group_slot *slot = &group->slots[index];
+    if (!slot_free(group, atomic_load_explicit(&slot->seq, memory_order_relaxed)))
+        return false;
+    size_t bytes = 0;
+    if (op->algorithm->publish) {
+        unsigned char *payload =
+            op->inlined ? slot->payload
+                        : (unsigned char *)group->data + index * group->shape.chunk_bytes;
+        bytes = op->algorithm->publish(op, chunk, payload);
+        group_count(&group->counters.bytes_sent, bytes);
+    }
+    if (chunk == 0) {
+        slot->hash = op->hash;
+        slot->desc = op->desc;
+    }
+    slot->view = group->seen->ctl->epoch;
+    atomic_store_explicit(&slot->done, group->done, memory_order_relaxed);
+    atomic_store_explicit(&slot->seq, GROUP_X(op->number, chunk), memory_order_release);
+    op->published++;
+    group->open_chunks++;
+    if (op->published == op->num_chunks && !op->unsized)
+        group->publishing = group_next_open(group, op);
+    return true;
+}
+
+/* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
+static bool look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    struct group_peer *peer = &op->group->peer[rank];
+    struct group_slot *slot = &peer->slots[group_slot_of(op->group, op->number, chunk)];
+    uint64_t x = GROUP_X(op->number, chunk);
+    if (atomic_load_explicit(&slot->seq, memory_order_acquire) < x)
+        return false;
+    if (rank != op->group->rank) {
+        uint64_t done = atomic_load_explicit(&slot->done, memory_order_relaxed);
+        if (done > peer->done)
+            peer->done = done;
+    }
+    if (chunk == 0 && slot->hash != op->hash)
+        op->mismatch = true;
+    if (chunk == 0 && op->algorithm->make_piece &&
+        slot->view != op->group->seen->ctl->epoch)
+        op->direct = true;
+    return true;
+}
+
+static bool look_piece(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    const struct group_slot *slot =
+        &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
+    return atomic_load_explicit(&slot->piece, memory_order_acquire) >=
+           GROUP_X(op->number, chunk);
+}
+
+/* Have all ranks of the chunk arrived? Goes on at *rank, where it stopped before. */
+static bool all_arrived(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
+                        bool (*arrived)(struct hdl_op *, uint32_t, uint64_t))
+{
+    for (; *rank < op->group->capacity; (*rank)++)
+        if (mapped_takes_part(op, *rank, chunk) && !arrived(op, *rank, chunk))
+            return false;
+    return true;
+}
+
+static bool is_rooted(const struct hdl_op *op)
+{
+    return op->desc.root >= 0;
+}
+
+/* What the rank waits for before it may finish the chunk. */
+static enum group_needs needs_of(const struct hdl_op *op, uint64_t chunk)
+{
+    if (op->desc.kind == GROUP_REFUSED)
+        return GROUP_NEEDS_NONE;
+    bool root = op->desc.root == (int32_t)op->group->rank;
+    bool gives = op->desc.kind == GROUP_BROADCAST || op->desc.kind == GROUP_SCATTER ||
+                 op->desc.kind == GROUP_SCATTERV;
+    if (root && gives)
+        return GROUP_NEEDS_NONE;
+    if (chunk == 0 || !op->algorithm->needs)
+        return GROUP_NEEDS_ALL;
+    return op->algorithm->needs(op);
+}
+
+static bool chunk_arrived(struct hdl_op *op, uint64_t chunk)
+{
+    switch (needs_of(op, chunk)) {
+    case GROUP_NEEDS_NONE:
+        return true;
+    case GROUP_NEEDS_ROOT:
+        return !mapped_takes_part(op, (uint32_t)op->desc.root, chunk) ||
+               look(op, (uint32_t)op->desc.root, chunk);
+    case GROUP_NEEDS_ALL:
+        break;
+    }
+    if (op->use_pieces)
+        return all_arrived(op, chunk, &op->wait_rank, look_piece);
+    return all_arrived(op, chunk, &op->wait_rank, look);
+}
+
+/* Reduces the own share of the next chunk whose inputs are all there. A piece is shown
+ * only if no freeze began before its inputs were read: what it holds of a dead rank was
+ * then published before the answer. */
+static bool make_piece(struct hdl_group *group, struct hdl_op *op)
+{
+    uint64_t begin = group_ready_begin(group);
+    uint64_t chunk = op->pieces;
+    if (!op->use_pieces || chunk == op->published || (begin & GROUP_READY_FROZEN) ||
+        !all_arrived(op, chunk, &op->piece_rank, look))
+        return false;
+    op->algorithm->make_piece(op, chunk);
+    if (atomic_load_explicit(&group->ready, memory_order_seq_cst) != begin)
+        return false;
+    struct group_slot *slot = &group->slots[group_slot_of(group, op->number, chunk)];
+    atomic_store_explicit(&slot->piece, GROUP_X(op->number, chunk), memory_order_release);
+    op->pieces++;
+    op->piece_rank = 0;
+    return true;
+}
+
+static const struct group_desc *published_desc(struct hdl_op *op, uint32_t rank)
+{
+    return &op->group->peer[rank].slots[group_slot_of(op->group, op->number, 0)].desc;
+}
+
+static void close_op(struct hdl_group *group, struct hdl_op *op)
+{
+    group->open_chunks -= op->published - op->pulled;
+    group_done(group, GROUP_X_END(op->number));
+}
+
+/* An operation with a root that is not there ends on all ranks at the same chunk. */
+static bool root_lost(const struct hdl_op *op, uint64_t chunk)
+{
+    return is_rooted(op) && !mapped_takes_part(op, (uint32_t)op->desc.root, chunk);
+}
+
+static void end_without_root(struct hdl_group *group, struct hdl_op *op)
+{
+    close_op(group, op);
+    group_op_mark_failed(op, (uint32_t)op->desc.root);
+    group_op_fail(op, HDL_EPEER, NULL, "operation %llu: root %d is lost",
+                  (unsigned long long)op->number, op->desc.root);
+}
+
+/* Everything for the chunk is there and `ready` covers it. */
+static void finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
+{
+    if (op->mismatch) {
+        close_op(group, op);
+        group_op_mismatch(op, GROUP_X(op->number, 0), published_desc);
+        return;
+    }
+    if (root_lost(op, chunk)) {
+        end_without_root(group, op);
+        return;
+    }
+    enum hdl_status status =
+        op->algorithm->pull ? op->algorithm->pull(op, chunk) : HDL_OK;
+    op->pulled++;
+    group->open_chunks--;
+    op->wait_rank = 0;
+    if (status < 0) {
+        close_op(group, op);
+        group_op_fail(op, status, NULL, "%s", base_detail());
+        return;
+    }
+    if (op->pulled == op->num_chunks) {
+        close_op(group, op);
+        group_op_finish(op, status);
+        return;
+    }
+    group_done(group, GROUP_X(op->number, chunk));
+}
+
+/* Before pieces are used the descriptors must have been compared, and everybody must have
+ * started under the same view. */
+static bool verify(struct hdl_op *op)
+{
+    uint32_t rank = 0;
+    if (op->verified || !op->algorithm->make_piece)
+        return true;
+    if (!all_arrived(op, 0, &rank, look))
+        return false;
+    op->verified = true;
+    op->use_pieces = !op->direct && !op->mismatch &&
+                     group_view_present(op->group->seen, op->group->rank);
+    return true;
+}
+
+/* Finishes the next chunk of the first open operation. */
+static bool pull(struct hdl_group *group, struct hdl_op *op)
+{
+    uint64_t chunk = op->pulled;
+    if (chunk == op->published || (op->use_pieces && chunk == op->pieces))
+        return false;
+    uint64_t begin = group_ready_begin(group);
+    if (begin & GROUP_READY_FROZEN)
+        return false;
+    if (atomic_load_explicit(&group->view, memory_order_acquire) != group->seen)
+        return false;
+    if (!chunk_arrived(op, chunk) ||
+        !group_ready_raise(group, begin, GROUP_X(op->number, chunk)))
+        return false;
+    finish_chunk(group, op, chunk);
+    return true;
+}
+
+static void ring_all(struct hdl_group *group)
+{
+    const struct group_view *view = group->seen;
+    for (uint32_t w = 0; w < view->num_words; w++) {
+        for (uint64_t bits = view->present[w]; bits; bits &= bits - 1) {
+            struct hdl_peer_window *remote =
+                group->peer[w * 64 + (uint32_t)__builtin_ctzll(bits)].remote;
+            if (remote)
+                net_ring(remote);
+        }
+    }
+}
+
+static bool mapped_progress(struct hdl_group *group)
+{
+    bool moved = false;
+    for (;;) {
+        bool step = publish(group);
+        struct base_list *node = base_list_first(&group->queue);
+        if (!node)
+            break;
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        bool chunked = op->num_chunks > 1;
+        if (verify(op)) {
+            step |= make_piece(group, op);
+            step |= pull(group, op);
+        }
+        if (!step)
+            break;
+        moved = true;
+        if (!group->publishing || chunked)
+            ring_all(group);
+        if (atomic_load_explicit(&group->engine->contended, memory_order_relaxed))
+            break;
+    }
+    return moved;
+}
+
+/* Open operations go on with the inputs: pieces of the old view are not looked at. */
+static void mapped_adopt(struct hdl_group *group, const struct group_view *older)
+{
+    (void)older;
+    base_list_each(node, after, &group->queue)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        if (op->published > 0)
+            op->direct = true;
+        if (op->published > op->pulled)
+            group_count(&group->counters.redone_chunks, op->published - op->pulled);
+        op->use_pieces = false;
+        op->verified = false;
+        op->mismatch = false;
+        op->wait_rank = 0;
+        op->piece_rank = 0;
+    }
+}
+
+static void mapped_start(struct hdl_group *group, struct hdl_op *op)
+{
+    op->algorithm = group_table_choose(group, op);
+    op->algorithm->plan(op);
+    if (op->num_chunks >= GROUP_MAX_CHUNKS - 1) {
+        /* All ranks find the same. */
+        op->desc.kind = GROUP_REFUSED;
+        op->hash = group_desc_hash(&op->desc);
+        op->algorithm = &group_refused;
+        op->algorithm->plan(op);
+    }
+    op->inlined = op->chunk_bytes <= GROUP_INLINE_BYTES;
+    if (!group->publishing)
+        group->publishing = op;
+}
+
+static uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
+{
+    const struct group_peer *peer = &group->peer[rank];
+    uint64_t newest = GROUP_X_END(0);
+    for (uint32_t i = 0; peer->slots && i < group->shape.window_chunks; i++) {
+        uint64_t seq = atomic_load_explicit(&peer->slots[i].seq, memory_order_seq_cst);
+        newest = seq > newest ? seq : newest;
+    }
+    return newest;
+}
+
+static void mapped_missing(const struct hdl_op *op, uint64_t *mask)
+{
+    uint64_t chunk = op->pulled;
+    for (uint32_t r = 0; r < op->group->capacity; r++) {
+        if (!mapped_takes_part(op, r, chunk) || !op->group->peer[r].slots)
+            continue;
+        const struct group_slot *slot =
+            &op->group->peer[r].slots[group_slot_of(op->group, op->number, chunk)];
+        if (atomic_load_explicit(&slot->seq, memory_order_relaxed) <
+            GROUP_X(op->number, chunk))
+            mask[r / 64] |= UINT64_C(1) << (r % 64);
+    }
+}
+
+const struct group_path group_path_mapped = {
+    .name = "mapped",
+    .messaged = false,
+    .start = mapped_start,
+    .progress = mapped_progress,
+    .adopt = mapped_adopt,
+    .sample = mapped_sample,
+    .missing = mapped_missing,
+};
+
+/* --------------------------------------------------------- shared by the algorithms */
+
+size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
+                      const void **sources)
+{
+    size_t n = 0;
+    for (uint32_t r = 0; r < op->group->capacity; r++)
+        if (mapped_takes_part(op, r, chunk))
+            sources[n++] = mapped_input(op, r, chunk) + offset;
+    return n;
+}
+
+void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count)
+{
+    size_t room = group_table_chunk_bytes(op, blocks, count) / blocks;
+    if (room < 64)
+        room = op->group->shape.chunk_bytes / blocks;
+    room -= room % 64;
+    op->chunk_elems = base_max_size(room / op->elem, 1);
+    if (op->chunk_elems > count)
+        op->chunk_elems = base_max_size(count, 1);
+    op->num_chunks = base_max_size(base_div_up(count, op->chunk_elems), 1);
+    op->chunk_bytes = base_min_size(op->chunk_elems, count) * op->elem * blocks;
+}
+
+void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_t elems)
+{
+    if (op->desc.redop == HDL_PREMUL_SUM)
+        group_premultiply(payload, src, elems, (enum hdl_dtype)op->desc.dtype,
+                          op->scalar);
+    else
+        group_copy(payload, src, elems * op->elem, false);
+}
+
+void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload, size_t bytes)
+{
+    if (dst != payload)
+        group_copy(dst, payload, bytes, op->stream);
+    group_count(&op->group->counters.bytes_received, bytes);
+}

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the algorithms over mapped peers share: where payloads lie, who takes part. */
+#ifndef GROUP_MAPPED_H
+#define GROUP_MAPPED_H
+
+#include "group/group.h"
+
+/* A rank's published input of a chunk. */
+static inline const unsigned char *mapped_input(const struct hdl_op *op, uint32_t rank,
+                                                uint64_t chunk)
+{
+    const struct hdl_group *group = op->group;
+    uint32_t slot = group_slot_of(group, op->number, chunk);
+    const struct group_peer *peer = &group->peer[rank];
+    if (op->inlined)
+        return peer->slots[slot].payload;
+    return (const unsigned char *)peer->data + slot * group->shape.chunk_bytes;
+}
+
+/* A rank's piece of a chunk. */
+static inline unsigned char *mapped_piece(const struct hdl_op *op, uint32_t rank,
+                                          uint64_t chunk)
+{
+    const struct hdl_group *group = op->group;
+    uint32_t slot = group_slot_of(group, op->number, chunk);
+    return (unsigned char *)group->peer[rank].pieces + slot * group->shape.chunk_bytes;
+}
+
+static inline bool mapped_takes_part(const struct hdl_op *op, uint32_t rank,
+                                     uint64_t chunk)
+{
+    const struct group_view *view = op->group->seen;
+    uint64_t x = GROUP_X(op->number, chunk);
+    if (x >= view->steady_from)
+        return group_view_present(view, rank);
+    return group_view_has(view, rank, x);
+}
+
+/* Elements [begin, begin + n) of `count` that a chunk covers. */
+static inline size_t mapped_range(const struct hdl_op *op, uint64_t chunk, size_t count,
+                                  size_t *begin)
+{
+    size_t first = (size_t)chunk * op->chunk_elems;
+    *begin = first;
+    if (first >= count)
+        return 0;
+    return count - first < op->chunk_elems ? count - first : op->chunk_elems;
+}
+
+/* The published inputs of all ranks of the chunk from byte `offset` on, ascending;
+ * returns how many. */
+size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
+                      const void **sources);
+
+/* Sets chunk_elems, chunk_bytes and num_chunks: `blocks` blocks of `count` elements, so
+ * that one chunk's share of all blocks fits into a slot. */
+void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count);
+
+/* Copies user data into the own slot: with PREMUL_SUM scaled. */
+void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_t elems);
+/* Copies a payload into the user's output. */
+void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload,
+                    size_t bytes);
+
+/* One per kind; the table (table.h) chooses where there are several. */
+extern const struct group_algorithm group_barrier_flat;
+extern const struct group_algorithm group_broadcast_pull;
+extern const struct group_algorithm group_reduce_direct;
+extern const struct group_algorithm group_reduce_pieces;
+extern const struct group_algorithm group_allreduce_direct;
+extern const struct group_algorithm group_allreduce_pieces;
+extern const struct group_algorithm group_allgather_pull;
+extern const struct group_algorithm group_allgatherv_pull;
+extern const struct group_algorithm group_reduce_scatter_direct;
+extern const struct group_algorithm group_reduce_scatterv_direct;
+extern const struct group_algorithm group_alltoall_pull;
+extern const struct group_algorithm group_alltoallv_pull;
+extern const struct group_algorithm group_gather_pull;
+extern const struct group_algorithm group_gatherv_pull;
+extern const struct group_algorithm group_scatter_pull;
+extern const struct group_algorithm group_scatterv_pull;
+extern const struct group_algorithm group_refused;
+
+#endif

@@ -1,0 +1,447 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Send and receive: public calls, matching, lost peers. */
+#include "group/p2p.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/dtype.h"
+#include "group/copy.h"
+#include "group/submit.h"
+
+static struct group_p2p_peer *peer_of(struct hdl_group *group, uint32_t rank)
+{
+    return &group->p2p->peer[rank];
+}
+
+enum hdl_status group_p2p_open(struct hdl_group *group)
+{
+    size_t bytes;
+    if (!base_mul_size(group->capacity, sizeof(struct group_p2p_peer), &bytes) ||
+        !base_add_size(bytes, sizeof(struct group_p2p), &bytes))
+        return base_fail(HDL_ENOMEM, "%u slots are too many", group->capacity);
+    struct group_p2p *p2p = base_alloc(group->engine->env, 1, bytes);
+    if (!p2p)
+        return HDL_ENOMEM;
+    base_list_init(&p2p->active);
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        struct group_p2p_peer *peer = &p2p->peer[r];
+        base_list_init(&peer->node);
+        base_list_init(&peer->queued);
+        base_list_init(&peer->large);
+        base_list_init(&peer->granted);
+        if (group->peer[r].segment)
+            peer->stream = &group_stream_mapped;
+    }
+    group->p2p = p2p;
+    return HDL_OK;
+}
+
+static void free_unexpected(struct hdl_group *group, struct group_unexpected *message)
+{
+    base_list_remove(&message->node);
+    group->p2p->num_unexpected--;
+    base_free(group->engine->env, message);
+}
+
+void group_p2p_close(struct hdl_group *group)
+{
+    if (!group->p2p)
+        return;
+    for (struct base_list *node; (node = base_list_first(&group->unexpected));)
+        free_unexpected(group, base_container_of(node, struct group_unexpected, node));
+    for (uint32_t r = 0; r < group->capacity; r++)
+        base_free(group->engine->env, peer_of(group, r)->backlog);
+    base_free(group->engine->env, group->p2p);
+    group->p2p = NULL;
+}
+
+/* Counts an open operation at its peer, so that progress looks there. */
+static void count_open(struct hdl_group *group, const struct hdl_op *op, int step)
+{
+    if (op->peer < 0) {
+        group->p2p->any_receives += (uint32_t)step;
+        return;
+    }
+    struct group_p2p_peer *peer = peer_of(group, (uint32_t)op->peer);
+    if (op->desc.kind == GROUP_SEND)
+        peer->sends += (uint32_t)step;
+    else
+        peer->receives += (uint32_t)step;
+    if (peer->sends + peer->receives == 0)
+        base_list_remove(&peer->node);
+    else if (base_list_empty(&peer->node))
+        base_list_push_back(&group->p2p->active, &peer->node);
+}
+
+void group_p2p_finish(struct hdl_group *group, struct hdl_op *op, enum hdl_status status)
+{
+    count_open(group, op, -1);
+    group_op_finish(op, status);
+}
+
+static void fail_op(struct hdl_group *group, struct hdl_op *op, enum hdl_status status,
+                    const char *text)
+{
+    count_open(group, op, -1);
+    group_op_fail(op, status, NULL, "%s", text);
+}
+
+static void fail_lost(struct hdl_group *group, struct hdl_op *op, uint32_t rank)
+{
+    char text[64];
+    snprintf(text, sizeof(text), "%s: rank %u is lost", group_kind_name(op->desc.kind),
+             rank);
+    group_op_mark_failed(op, rank);
+    fail_op(group, op, HDL_EPEER, text);
+}
+
+/* ----------------------------------------------------------------------- matching */
+
+static bool fits(const struct hdl_op *op, uint32_t source, int32_t tag)
+{
+    return (op->peer == HDL_ANY_SOURCE || op->peer == (int32_t)source) &&
+           (op->tag == HDL_ANY_TAG || op->tag == tag);
+}
+
+struct hdl_op *group_p2p_match(struct hdl_group *group, uint32_t source, int32_t tag)
+{
+    base_list_each(node, after, &group->receives)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        if (!fits(op, source, tag))
+            continue;
+        base_list_remove(&op->node);
+        op->source = (int32_t)source;
+        op->source_tag = tag;
+        return op;
+    }
+    return NULL;
+}
+
+bool group_p2p_keep(struct hdl_group *group, uint32_t source, int32_t tag, size_t bytes,
+                    const void *data, bool large, uint64_t message)
+{
+    size_t payload = large ? 0 : bytes;
+    struct group_unexpected *kept =
+        base_alloc(group->engine->env, 1, sizeof(*kept) + payload);
+    if (!kept)
+        return false;
+    kept->source = source;
+    kept->tag = tag;
+    kept->bytes = bytes;
+    kept->large = large;
+    kept->message = message;
+    if (payload)
+        memcpy(kept->data, data, payload);
+    base_list_push_back(&group->unexpected, &kept->node);
+    group->p2p->num_unexpected++;
+    return true;
+}
+
+static void fail_length(struct hdl_group *group, struct hdl_op *op, uint32_t source,
+                        size_t bytes)
+{
+    char text[128];
+    snprintf(text, sizeof(text), "recv of %zu bytes, rank %u sent %zu with tag %d",
+             op->bytes, source, bytes, op->source_tag);
+    fail_op(group, op, HDL_EINVAL, text);
+}
+
+void group_p2p_deliver(struct hdl_group *group, struct hdl_op *op, uint32_t source,
+                       int32_t tag, const void *data, size_t bytes)
+{
+    op->source = (int32_t)source;
+    op->source_tag = tag;
+    if (bytes != op->bytes) {
+        fail_length(group, op, source, bytes);
+        return;
+    }
+    if (bytes)
+        memcpy(op->dst, data, bytes);
+    group_count(&group->counters.bytes_received, bytes);
+    group_p2p_finish(group, op, HDL_OK);
+}
+
+void group_p2p_begin(struct hdl_group *group, struct hdl_op *op, uint32_t source,
+                     int32_t tag, size_t bytes, uint64_t message)
+{
+    struct group_p2p_peer *peer = peer_of(group, source);
+    op->source = (int32_t)source;
+    op->source_tag = tag;
+    if (bytes != op->bytes) {
+        peer->stream->accept(group, source, message, NULL, true);
+        fail_length(group, op, source, bytes);
+        return;
+    }
+    /* From now on it belongs to this source alone. */
+    if (op->peer < 0) {
+        count_open(group, op, -1);
+        op->peer = (int32_t)source;
+        count_open(group, op, 1);
+    }
+    op->message = message;
+    op->moved = 0;
+    op->stream = bytes >= group->stream_bytes;
+    base_list_push_back(&peer->granted, &op->node);
+    peer->stream->accept(group, source, message, op, false);
+}
+
+/* The first message that came before and fits; true if it ended or began the receive. */
+static bool take_unexpected(struct hdl_group *group, struct hdl_op *op)
+{
+    base_list_each(node, after, &group->unexpected)
+    {
+        struct group_unexpected *kept =
+            base_container_of(node, struct group_unexpected, node);
+        if (!fits(op, kept->source, kept->tag))
+            continue;
+        if (!kept->large)
+            group_p2p_deliver(group, op, kept->source, kept->tag, kept->data,
+                              kept->bytes);
+        else if (peer_of(group, kept->source)->lost)
+            fail_lost(group, op, kept->source);
+        else
+            group_p2p_begin(group, op, kept->source, kept->tag, kept->bytes,
+                            kept->message);
+        free_unexpected(group, kept);
+        return true;
+    }
+    return false;
+}
+
+/* ----------------------------------------------------------------------- progress */
+
+static void start_send(struct hdl_group *group, struct hdl_op *op)
+{
+    struct group_p2p_peer *peer = peer_of(group, (uint32_t)op->peer);
+    if (peer->lost) {
+        fail_lost(group, op, (uint32_t)op->peer);
+        return;
+    }
+    base_list_push_back(&group->sends, &op->node);
+    group_count(&group->counters.bytes_sent, op->bytes);
+    peer->stream->send(group, op);
+}
+
+static bool nobody_left(struct hdl_group *group)
+{
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (peer_of(group, r)->stream && !peer_of(group, r)->lost)
+            return false;
+    return true;
+}
+
+static void start_receive(struct hdl_group *group, struct hdl_op *op)
+{
+    if (!base_list_empty(&group->unexpected) && take_unexpected(group, op))
+        return;
+    if (op->peer >= 0 && peer_of(group, (uint32_t)op->peer)->lost) {
+        fail_lost(group, op, (uint32_t)op->peer);
+        return;
+    }
+    if (op->peer < 0 && nobody_left(group)) {
+        fail_op(group, op, HDL_EPEER, "recv: no rank is left");
+        return;
+    }
+    base_list_push_back(&group->receives, &op->node);
+}
+
+void group_p2p_start(struct hdl_group *group, struct hdl_op *op)
+{
+    count_open(group, op, 1);
+    if (op->desc.kind == GROUP_SEND)
+        start_send(group, op);
+    else
+        start_receive(group, op);
+}
+
+bool group_p2p_progress(struct hdl_group *group)
+{
+    struct group_p2p *p2p = group->p2p;
+    bool moved = false;
+    if (p2p->any_receives) {
+        for (uint32_t r = 0; r < group->capacity; r++)
+            if (p2p->peer[r].stream && !p2p->peer[r].lost)
+                moved |= p2p->peer[r].stream->progress(group, r);
+        return moved;
+    }
+    base_list_each(node, after, &p2p->active)
+    {
+        struct group_p2p_peer *peer =
+            base_container_of(node, struct group_p2p_peer, node);
+        if (peer->stream && !peer->lost)
+            moved |= peer->stream->progress(group, (uint32_t)(peer - p2p->peer));
+    }
+    return moved;
+}
+
+/* ------------------------------------------------------------------------- endings */
+
+static bool concerns(const struct hdl_op *op, uint32_t rank)
+{
+    return op->peer == (int32_t)rank;
+}
+
+static void fail_list(struct hdl_group *group, struct base_list *head, uint32_t rank)
+{
+    base_list_each(node, after, head)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        if (concerns(op, rank))
+            fail_lost(group, op, rank);
+    }
+}
+
+/* What the lost rank had sent completely is still received: its memory outlives it. */
+static void lose(struct hdl_group *group, uint32_t rank)
+{
+    struct group_p2p_peer *peer = peer_of(group, rank);
+    while (peer->stream->progress(group, rank))
+        ;
+    peer->lost = true;
+    if (peer->stream->lost)
+        peer->stream->lost(group, rank);
+    peer->streaming = NULL;
+    fail_list(group, &peer->queued, rank);
+    fail_list(group, &peer->large, rank);
+    fail_list(group, &group->sends, rank);
+    fail_list(group, &peer->granted, rank);
+    fail_list(group, &group->receives, rank);
+}
+
+void group_p2p_adopt(struct hdl_group *group)
+{
+    const struct group_view *view = group->seen;
+    bool lost = false;
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        struct group_p2p_peer *peer = peer_of(group, r);
+        if (!peer->stream || peer->lost || r == group->rank ||
+            group_view_present(view, r))
+            continue;
+        lose(group, r);
+        lost = true;
+    }
+    if (!lost || !nobody_left(group))
+        return;
+    base_list_each(node, after, &group->receives)
+    {
+        fail_op(group, base_container_of(node, struct hdl_op, node), HDL_EPEER,
+                "recv: no rank is left");
+    }
+}
+
+static void fail_all(struct hdl_group *group, struct base_list *head,
+                     enum hdl_status status, const char *text)
+{
+    base_list_each(node, after, head)
+    {
+        fail_op(group, base_container_of(node, struct hdl_op, node), status, text);
+    }
+}
+
+void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text)
+{
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        struct group_p2p_peer *peer = peer_of(group, r);
+        peer->streaming = NULL;
+        fail_all(group, &peer->queued, status, text);
+        fail_all(group, &peer->large, status, text);
+        fail_all(group, &peer->granted, status, text);
+    }
+    fail_all(group, &group->sends, status, text);
+    fail_all(group, &group->receives, status, text);
+}
+
+size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room)
+{
+    size_t n = 0;
+    for (uint32_t r = 0; group->p2p && r < group->capacity && n < room; r++) {
+        const struct group_p2p_peer *peer = peer_of(group, r);
+        if (peer->sends + peer->receives == 0)
+            continue;
+        n += (size_t)snprintf(
+            text + n, room - n,
+            "  peer %u: sends open %u receives open %u cells %llu/%llu%s\n", r,
+            peer->sends, peer->receives, (unsigned long long)peer->cells_written,
+            (unsigned long long)peer->cells_read, peer->lost ? " lost" : "");
+    }
+    return n < room ? n : room;
+}
+
+/* ---------------------------------------------------------------------- public calls */
+
+/* HDL_OK and the size, or a refusal. */
+static enum hdl_status check_args(struct hdl_group *group, const char *what,
+                                  const void *memory, size_t count, enum hdl_dtype dtype,
+                                  int32_t peer, int32_t tag, size_t *bytes)
+{
+    enum hdl_status status = group_check(group);
+    if (status != HDL_OK)
+        return status;
+    size_t elem = base_dtype_size(dtype);
+    if (elem == 0)
+        return base_fail(HDL_EINVAL, "%s: unknown type %d", what, dtype);
+    if (!base_mul_size(count, elem, bytes))
+        return base_fail(HDL_EINVAL, "%s: too large: count %zu", what, count);
+    if (*bytes && !memory)
+        return base_fail(HDL_EINVAL, "%s: memory is NULL, count %zu", what, count);
+    if (peer >= (int32_t)group->capacity || peer < HDL_ANY_SOURCE)
+        return base_fail(HDL_EINVAL, "%s: peer %d is not in 0..%u", what, peer,
+                         group->capacity - 1);
+    if (tag < HDL_ANY_TAG)
+        return base_fail(HDL_EINVAL, "%s: tag %d is negative", what, tag);
+    if (peer >= 0 && !group->p2p->peer[peer].stream)
+        return base_fail(HDL_EPEER, "%s: slot %d is vacant", what, peer);
+    return HDL_OK;
+}
+
+enum hdl_status hdl_send(struct hdl_group *group, const void *src, size_t count,
+                         enum hdl_dtype dtype, int32_t peer, int32_t tag,
+                         const struct hdl_call *call, struct hdl_op **op)
+{
+    size_t bytes = 0;
+    struct hdl_call copy;
+    enum hdl_status status =
+        check_args(group, "send", src, count, dtype, peer, tag, &bytes);
+    if (status == HDL_OK && (peer < 0 || tag < 0))
+        status = base_fail(HDL_EINVAL, "send: peer %d, tag %d: neither may be negative",
+                           peer, tag);
+    if (status == HDL_OK)
+        status = group_call_read(&call, &copy);
+    if (status != HDL_OK)
+        return status;
+    struct hdl_op fields;
+    fields.desc = (struct group_desc){
+        .kind = GROUP_SEND, .dtype = (uint8_t)dtype, .root = -1, .count = count};
+    fields.src = src;
+    fields.dst = NULL;
+    fields.bytes = bytes;
+    fields.peer = peer;
+    fields.tag = tag;
+    return group_submit_p2p(group, &fields, call, op);
+}
+
+enum hdl_status hdl_recv(struct hdl_group *group, void *dst, size_t count,
+                         enum hdl_dtype dtype, int32_t peer, int32_t tag,
+                         const struct hdl_call *call, struct hdl_op **op)
+{
+    size_t bytes = 0;
+    struct hdl_call copy;
+    enum hdl_status status =
+        check_args(group, "recv", dst, count, dtype, peer, tag, &bytes);
+    if (status == HDL_OK)
+        status = group_call_read(&call, &copy);
+    if (status != HDL_OK)
+        return status;
+    struct hdl_op fields;
+    fields.desc = (struct group_desc){
+        .kind = GROUP_RECV, .dtype = (uint8_t)dtype, .root = -1, .count = count};
+    fields.src = NULL;
+    fields.dst = dst;
+    fields.bytes = bytes;
+    fields.peer = peer;
+    fields.tag = tag;
+    return group_submit_p2p(group, &fields, call, op);
+}

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Point to point: matching of sends and receives, and the streams that move their bytes.
+ */
+#ifndef GROUP_P2P_H
+#define GROUP_P2P_H
+
+#include "group/group.h"
+
+/*
+ * Matching is here, moving is in a stream per peer (mapped, or messaged):
+ *
+ *     group->sends       started, not finished
+ *     group->receives    posted and not matched, in order; then matched and not complete
+ *     group->unexpected  messages that came before their receive, in order of arrival
+ */
+
+/* A message that no receive wanted yet. */
+struct group_unexpected {
+    struct base_list node;
+    uint32_t source;
+    int32_t tag;
+    size_t bytes;
+    bool large;       /* waits at the sender; `data` is empty */
+    uint64_t message; /* its number in the stream, if large */
+    unsigned char data[];
+};
+
+/* Moves messages to and from one peer. Functions run under the lock and wait for nothing.
+ */
+struct group_stream {
+    const char *name;
+    /* A new send; group_op_finish it when its source is free, now or in progress. */
+    void (*send)(struct hdl_group *group, struct hdl_op *op);
+    /* Both directions of one peer; true if anything moved. */
+    bool (*progress)(struct hdl_group *group, uint32_t peer);
+    /* A receive wants large message `message` of the peer: its bytes go to op->dst;
+     * refuse: the lengths differ, the sender must be told (op is NULL then). */
+    void (*accept)(struct hdl_group *group, uint32_t peer, uint64_t message,
+                   struct hdl_op *op, bool refuse);
+    /* The peer is lost and everything it sent has been taken: forgets it. Sends and
+     * receives are ended by the caller. */
+    void (*lost)(struct hdl_group *group, uint32_t peer);
+};
+
+struct group_p2p_peer {
+    struct base_list node;    /* in group_p2p.active while anything is open */
+    struct base_list queued;  /* sends that wait for room, in order */
+    struct base_list large;   /* sends that wait for their grant */
+    struct hdl_op *streaming; /* send whose fragments go out */
+    struct base_list granted; /* receives whose large message was granted */
+    uint32_t sends, receives; /* open ones that name this peer */
+    bool lost;
+    const struct group_stream *stream;
+    void *state; /* of a messaged stream */
+    /* mapped stream: outgoing */
+    uint64_t cells_written, cells_free_to;
+    uint64_t fragments_written, fragments_free_to;
+    uint64_t messages; /* large ones announced */
+    uint64_t grants_seen;
+    /* incoming */
+    uint64_t cells_read, cells_told;
+    uint64_t fragments_read;
+    uint64_t grants_written;
+    uint64_t *backlog; /* grants that found no room, oldest first */
+    uint32_t backlog_count, backlog_room;
+};
+
+struct group_p2p {
+    struct base_list active;
+    uint32_t any_receives; /* posted for any source */
+    uint32_t num_unexpected;
+    struct group_p2p_peer peer[];
+};
+
+extern const struct group_stream group_stream_mapped;
+
+enum hdl_status group_p2p_open(struct hdl_group *group);
+void group_p2p_close(struct hdl_group *group);
+
+/* Takes a new send or receive (desc.kind, peer, tag, src or dst, bytes are set); it may
+ * be finished when this returns. */
+void group_p2p_start(struct hdl_group *group, struct hdl_op *op);
+bool group_p2p_progress(struct hdl_group *group);
+/* After a new view: operations with lost peers end. */
+void group_p2p_adopt(struct hdl_group *group);
+/* Ends all with a status. */
+void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text);
+size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room);
+
+/* ----------------------------------------------------------------- for the streams */
+
+/* First posted receive that the message fits, taken out of the posted ones; NULL = none.
+ */
+struct hdl_op *group_p2p_match(struct hdl_group *group, uint32_t source, int32_t tag);
+/* Keeps a message for a later receive; false without memory: leave it where it is. */
+bool group_p2p_keep(struct hdl_group *group, uint32_t source, int32_t tag, size_t bytes,
+                    const void *data, bool large, uint64_t message);
+/* A matched receive has its whole (small) message at data: checks the length, ends it. */
+void group_p2p_deliver(struct hdl_group *group, struct hdl_op *op, uint32_t source,
+                       int32_t tag, const void *data, size_t bytes);
+/* A matched receive gets a large message: grants or refuses it. */
+void group_p2p_begin(struct hdl_group *group, struct hdl_op *op, uint32_t source,
+                     int32_t tag, size_t bytes, uint64_t message);
+/* The last byte has come, or the operation ended otherwise: bookkeeping, group_op_finish.
+ */
+void group_p2p_finish(struct hdl_group *group, struct hdl_op *op, enum hdl_status status);
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Numbering operations, waiting for those without a handle, handles. */
+#include "group/submit.h"
+
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/option.h"
+#include "group/p2p.h"
+#include "group/wait.h"
+
+enum { INLINE_ROUNDS = 256, LAST_WORDS = 1024 };
+
+/* Of the thread's last blocking operation. The common case, none, costs one store. */
+static _Thread_local uint32_t last_failed __attribute__((tls_model("initial-exec")));
+static _Thread_local uint64_t last_words[LAST_WORDS];
+
+static uint32_t copy_failed(const struct hdl_op *op, uint64_t *mask, size_t words)
+{
+    for (size_t w = 0; w < words; w++)
+        mask[w] = w == 0 ? op->failed0
+                         : (op->failed && w < op->failed_words ? op->failed[w] : 0);
+    return op->num_failed;
+}
+
+static int64_t deadline_of(const struct hdl_group *group, const struct hdl_call *call)
+{
+    if (call && call->timeout_us > 0)
+        return base_deadline_ns(base_now_ns(), call->timeout_us * BASE_NS_PER_US);
+    if (group->op_timeout_ns != BASE_FOREVER)
+        return base_deadline_ns(base_now_ns(), group->op_timeout_ns);
+    return BASE_FOREVER;
+}
+
+enum hdl_status group_call_read(const struct hdl_call **call, struct hdl_call *copy)
+{
+    if (!*call || (*call)->size == sizeof(**call))
+        return HDL_OK;
+    enum hdl_status status = base_option_copy("hdl_call", *call, copy, sizeof(*copy));
+    *call = status == HDL_OK ? copy : NULL;
+    return status;
+}
+
+/* Keeps status, failed set and text of an operation without a handle; under the lock. */
+static enum hdl_status take_result(struct hdl_op *op)
+{
+    enum hdl_status status =
+        (enum hdl_status)atomic_load_explicit(&op->status, memory_order_relaxed);
+    last_failed = op->num_failed;
+    if (op->num_failed)
+        (void)copy_failed(op, last_words, LAST_WORDS);
+    if (op->detail)
+        (void)base_fail(status, "%s", op->detail);
+    else if (status < 0)
+        (void)base_fail(status, "operation %llu: %s", (unsigned long long)op->number,
+                        base_status_text(status));
+    group_op_release(op);
+    return status;
+}
+
+/* The operation is started and the lock is held. Most end within the first rounds. */
+static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *op)
+{
+    struct group_engine *engine = group->engine;
+    int rounds = group->crowded ? 1 : INLINE_ROUNDS;
+    for (int i = 0; i < rounds && !group_op_finished(op); i++) {
+        if (group_progress(group))
+            i = 0;
+        else
+            base_cpu_relax();
+        if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
+            break;
+    }
+    if (!group_op_finished(op)) {
+        group_engine_unlock(engine);
+        (void)group_op_wait(op, BASE_FOREVER);
+        group_engine_lock(engine);
+    }
+    enum hdl_status status = take_result(op);
+    group_engine_unlock(engine);
+    return status;
+}
+
+/* Started, lock held: either waits or hands out the handle. */
+static enum hdl_status conclude(struct hdl_group *group, struct hdl_op *op,
+                                struct hdl_op **out)
+{
+    if (!out)
+        return finish_blocking(group, op);
+    (void)group_progress(group);
+    bool finished = group_op_finished(op);
+    *out = op;
+    group_engine_unlock(group->engine);
+    if (!finished)
+        group_thread_kick(group->engine);
+    return HDL_OK;
+}
+
+/* One block for all arrays of the capacity; entries behind the caller's are 0. */
+static enum hdl_status copy_arrays(struct hdl_op *op, const struct group_request *request)
+{
+    if (!request->src_counts && !request->dst_counts)
+        return HDL_OK;
+    size_t capacity = op->group->capacity, n = request->array_size;
+    size_t *block = base_alloc(op->engine->env, 4 * capacity, sizeof(size_t));
+    if (!block)
+        return HDL_ENOMEM;
+    const size_t *from[4] = {request->src_counts, request->src_displs,
+                             request->dst_counts, request->dst_displs};
+    for (int i = 0; i < 4; i++)
+        if (from[i])
+            memcpy(block + (size_t)i * capacity, from[i], n * sizeof(size_t));
+    op->array_block = block;
+    op->arrays.src_counts = from[0] ? block : NULL;
+    op->arrays.src_displs = from[1] ? block + capacity : NULL;
+    op->arrays.dst_counts = from[2] ? block + 2 * capacity : NULL;
+    op->arrays.dst_displs = from[3] ? block + 3 * capacity : NULL;
+    return HDL_OK;
+}
+
+/* An operation from the pool with what every call sets; the lock is held. */
+static struct hdl_op *new_op(struct hdl_group *group, const struct hdl_call *call,
+                             bool blocking)
+{
+    struct hdl_op *op = group_op_alloc(group->engine);
+    if (!op)
+        return NULL;
+    op->group = group;
+    op->blocking = blocking;
+    op->warned = false;
+    op->started_ns = 0;
+    op->deadline_ns = deadline_of(group, call);
+    op->scalar = call ? call->scalar : 0;
+    return op;
+}
+
+enum hdl_status group_submit(struct hdl_group *group, struct group_request *request,
+                             const struct hdl_call *call, struct hdl_op **out)
+{
+    struct group_engine *engine = group->engine;
+    char *detail = NULL;
+    if (request->refused != HDL_OK) {
+        detail = base_strdup(engine->env, base_detail());
+        request->desc = (struct group_desc){.kind = GROUP_REFUSED, .root = -1};
+    }
+    group_engine_lock(engine);
+    struct hdl_op *op = new_op(group, call, !out);
+    enum hdl_status status = op ? HDL_OK : HDL_ENOMEM;
+    if (op && request->refused == HDL_OK)
+        status = copy_arrays(op, request);
+    if (status != HDL_OK) {
+        if (op)
+            group_op_release(op);
+        group_engine_unlock(engine);
+        base_free(engine->env, detail);
+        return status;
+    }
+    op->desc = request->desc;
+    op->hash = group_desc_hash(&op->desc);
+    op->src = request->src;
+    op->dst = request->dst;
+    op->elem = request->elem;
+    op->detail = detail;
+    if (out)
+        atomic_fetch_add_explicit(&engine->pending, 1, memory_order_seq_cst);
+    group_issue(group, op);
+    return conclude(group, op, out);
+}
+
+enum hdl_status group_submit_p2p(struct hdl_group *group, const struct hdl_op *fields,
+                                 const struct hdl_call *call, struct hdl_op **out)
+{
+    struct group_engine *engine = group->engine;
+    group_engine_lock(engine);
+    struct hdl_op *op = new_op(group, call, !out);
+    if (!op) {
+        group_engine_unlock(engine);
+        return HDL_ENOMEM;
+    }
+    op->desc = fields->desc;
+    op->number = 0;
+    op->src = fields->src;
+    op->dst = fields->dst;
+    op->bytes = fields->bytes;
+    op->peer = fields->peer;
+    op->tag = fields->tag;
+    op->moved = 0;
+    op->step = 0;
+    op->source = -1;
+    op->source_tag = -1;
+    if (out)
+        atomic_fetch_add_explicit(&engine->pending, 1, memory_order_seq_cst);
+    group_count(&group->counters.ops_issued, 1);
+    group_p2p_start(group, op);
+    return conclude(group, op, out);
+}
+
+/* ------------------------------------------------------------------------ handles */
+
+enum hdl_status hdl_op_test(struct hdl_op *op)
+{
+    if (!op)
+        return base_fail(HDL_EINVAL, "no operation");
+    if (!group_op_finished(op) && group_engine_try_lock(op->engine)) {
+        if (!group_op_finished(op))
+            (void)group_engine_progress(op->engine);
+        group_engine_unlock(op->engine);
+    }
+    return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
+}
+
+enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
+{
+    if (!op)
+        return base_fail(HDL_EINVAL, "no operation");
+    if (group_op_finished(op))
+        return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_relaxed);
+    if (timeout_us == 0)
+        return hdl_op_test(op);
+    int64_t deadline = BASE_FOREVER;
+    if (timeout_us > 0 && timeout_us < INT64_MAX / BASE_NS_PER_US)
+        deadline = base_deadline_ns(base_now_ns(), timeout_us * BASE_NS_PER_US);
+    return group_op_wait(op, deadline);
+}
+
+const char *hdl_op_detail(const struct hdl_op *op)
+{
+    return op && group_op_finished(op) && op->detail ? op->detail : "";
+}
+
+int32_t hdl_op_failed(const struct hdl_op *op, uint64_t *mask, size_t words)
+{
+    if (!op || !group_op_finished(op))
+        return 0;
+    return (int32_t)copy_failed(op, mask, mask ? words : 0);
+}
+
+int32_t hdl_last_failed(uint64_t *mask, size_t words)
+{
+    for (size_t w = 0; mask && w < words; w++)
+        mask[w] = last_failed && w < LAST_WORDS ? last_words[w] : 0;
+    return (int32_t)last_failed;
+}
+
+enum hdl_status hdl_op_source(const struct hdl_op *op, int32_t *rank, int32_t *tag)
+{
+    if (!op || op->desc.kind != GROUP_RECV)
+        return base_fail(HDL_EINVAL, "not a receive");
+    if (!group_op_finished(op))
+        return HDL_PENDING;
+    if (rank)
+        *rank = op->source;
+    if (tag)
+        *tag = op->source_tag;
+    return HDL_OK;
+}
+
+void hdl_op_free(struct hdl_op *op)
+{
+    if (!op)
+        return;
+    struct group_engine *engine = op->engine;
+    group_engine_lock(engine);
+    if (group_op_finished(op))
+        group_op_release(op);
+    else
+        op->freed = true;
+    group_engine_unlock(engine);
+}

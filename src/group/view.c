@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Masks and bounds of a committed view. */
+#include "group/view.h"
+
+#include "base/checked.h"
+#include "base/rankset.h"
+
+static void mark(uint64_t *mask, uint32_t rank)
+{
+    mask[rank / 64] |= UINT64_C(1) << (rank % 64);
+}
+
+/* Adds one slot to the masks and moves the bounds. */
+static void take_slot(struct group_view *view, uint32_t rank)
+{
+    const struct ctl_slot *slot = &view->ctl->slots[rank];
+    if (slot->active)
+        mark(view->active, rank);
+    if (slot->absent)
+        mark(view->absent, rank);
+    if (slot->rank_epoch == 0)
+        return;
+    if (!slot->absent && slot->last == CTL_X_FOREVER) {
+        mark(view->present, rank);
+        view->num_present++;
+        if (slot->first > view->steady_from)
+            view->steady_from = slot->first;
+        if (slot->reported_before > view->reports_until)
+            view->reports_until = slot->reported_before;
+        return;
+    }
+    uint64_t behind = slot->last == CTL_X_FOREVER ? CTL_X_FOREVER : slot->last + 1;
+    if (behind > view->steady_from)
+        view->steady_from = behind;
+    uint64_t until =
+        slot->reported > slot->reported_before ? slot->reported : slot->reported_before;
+    if (until > view->reports_until)
+        view->reports_until = until;
+}
+
+struct group_view *group_view_create(struct base_env *env, struct ctl_view *ctl,
+                                     uint32_t rank)
+{
+    uint32_t words = base_rank_set_words(ctl->capacity);
+    size_t bytes;
+    if (!base_mul_size(words, 3 * sizeof(uint64_t), &bytes) ||
+        !base_add_size(bytes, sizeof(struct group_view), &bytes)) {
+        (void)base_fail(HDL_ENOMEM, "a view of %u slots is too large", ctl->capacity);
+        return NULL;
+    }
+    struct group_view *view = base_alloc(env, 1, bytes);
+    if (!view)
+        return NULL;
+    view->ctl = ctl_view_ref(ctl);
+    view->rank = rank;
+    view->num_words = words;
+    view->active = view->words;
+    view->absent = view->words + words;
+    view->present = view->words + 2 * words;
+    for (uint32_t i = 0; i < ctl->capacity; i++)
+        take_slot(view, i);
+    return view;
+}
+
+void group_view_free(struct base_env *env, struct group_view *view)
+{
+    if (!view)
+        return;
+    ctl_view_unref(view->ctl);
+    base_free(env, view);
+}

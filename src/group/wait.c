@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Waiting for an operation or for memory, with deadlines and the line about slow waits.
+ */
+#include "group/wait.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/rankset.h"
+#include "group/group.h"
+#include "group/p2p.h"
+#include "net/net.h"
+
+enum { SPIN_ROUNDS = 64, CROWDED_ROUNDS = 4, MISSING_WORDS = 1024 };
+
+#define TICK_NS (10 * BASE_NS_PER_MS)
+#define SLEEP_NS (100 * BASE_NS_PER_MS)
+#define SLOW_NS (5 * BASE_NS_PER_S)
+
+const char *group_missing_format(const struct hdl_op *op, char *text, size_t size)
+{
+    struct hdl_group *group = op->group;
+    struct base_rank_set *set = base_rank_set_alloc(group->engine->env, group->capacity);
+    if (!set) {
+        snprintf(text, size, "?");
+        return text;
+    }
+    if (op->number)
+        group->path->missing(op, set->words);
+    else if (op->peer >= 0)
+        base_rank_set_set(set, (uint32_t)op->peer);
+    base_rank_set_format(set, text, size);
+    base_rank_set_free(group->engine->env, set);
+    return text;
+}
+
+static void describe(const struct hdl_op *op, char *text, size_t size)
+{
+    char desc[160];
+    if (op->number)
+        snprintf(text, size, "operation %llu, %s", (unsigned long long)op->number,
+                 group_desc_format(&op->desc, desc, sizeof(desc)));
+    else
+        snprintf(text, size, "%s bytes %zu tag %d", group_kind_name(op->desc.kind),
+                 op->bytes, op->tag);
+}
+
+/* Returns false when the operation's deadline is over; then the group is, too. */
+static bool tick_op(struct hdl_op *op, int64_t now)
+{
+    struct hdl_group *group = op->group;
+    char what[224], ranks[128], text[512];
+    if (op->started_ns == 0)
+        op->started_ns = now;
+    if (now >= op->deadline_ns) {
+        describe(op, what, sizeof(what));
+        snprintf(text, sizeof(text), "%s: deadline over, missing ranks %s", what,
+                 group_missing_format(op, ranks, sizeof(ranks)));
+        group_end(group, HDL_ETIMEDOUT, text);
+        return false;
+    }
+    if (!op->warned && now - op->started_ns >= SLOW_NS) {
+        op->warned = true;
+        describe(op, what, sizeof(what));
+        base_log_warn(group->engine->env, "group %s %s waits for 5 s missing ranks %s",
+                      group->name ? group->name : "", what,
+                      group_missing_format(op, ranks, sizeof(ranks)));
+    }
+    return true;
+}
+
+static void tick_list(struct base_list *head, int64_t now)
+{
+    base_list_each(node, after, head)
+    {
+        if (!tick_op(base_container_of(node, struct hdl_op, node), now))
+            return;
+    }
+}
+
+void group_engine_tick(struct group_engine *engine, int64_t now)
+{
+    engine->next_tick_ns = now + TICK_NS;
+    base_list_each(node, after, &engine->groups)
+    {
+        struct hdl_group *group = base_container_of(node, struct hdl_group, node);
+        if (atomic_load_explicit(&group->over, memory_order_relaxed) != HDL_OK)
+            continue;
+        tick_list(&group->queue, now);
+        tick_list(&group->sends, now);
+        tick_list(&group->receives, now);
+    }
+}
+
+/* What a thread waits for: an operation, or a test of the caller. */
+struct target {
+    struct hdl_op *op;
+    bool (*test)(void *argument);
+    void *argument;
+};
+
+static bool reached(const struct target *target)
+{
+    return target->op ? group_op_finished(target->op) : target->test(target->argument);
+}
+
+/* A short spin under the lock; sets *moved. */
+static bool spin(struct group_engine *engine, const struct target *target, int rounds,
+                 bool *moved)
+{
+    if (!group_engine_try_lock(engine)) {
+        base_cpu_relax();
+        return target->op && group_op_finished(target->op);
+    }
+    bool done = false;
+    struct hdl_group *group = target->op ? target->op->group : NULL;
+    for (int i = 0; !(done = reached(target)) && i < rounds; i++) {
+        bool step =
+            i % 32 != 31 && group ? group_progress(group) : group_engine_progress(engine);
+        *moved |= step;
+        if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
+            break;
+        if (!step)
+            base_cpu_relax();
+    }
+    group_engine_unlock(engine);
+    return done;
+}
+
+/* One full round of progress if the lock is free. */
+static bool round_once(struct group_engine *engine, const struct target *target,
+                       bool *moved)
+{
+    bool done;
+    if (!group_engine_try_lock(engine))
+        return target->op && group_op_finished(target->op);
+    done = reached(target);
+    if (!done) {
+        *moved |= group_engine_progress(engine);
+        done = reached(target);
+    }
+    group_engine_unlock(engine);
+    return done;
+}
+
+static bool sleep_once(struct group_engine *engine, const struct target *target,
+                       int64_t deadline, bool *moved)
+{
+    int64_t now = base_now_ns();
+    if (now >= engine->next_tick_ns && group_engine_try_lock(engine)) {
+        group_engine_tick(engine, now);
+        group_engine_unlock(engine);
+    }
+    int64_t timeout = deadline - now < SLEEP_NS ? deadline - now : SLEEP_NS;
+    if (timeout <= 0)
+        return false;
+    if (!engine->net) {
+        struct timespec nap = {.tv_nsec = 50 * BASE_NS_PER_US};
+        nanosleep(&nap, NULL);
+        return round_once(engine, target, moved);
+    }
+    uint32_t ticket = net_sleep_begin(engine->net);
+    if (round_once(engine, target, moved)) {
+        net_sleep_cancel(engine->net);
+        return true;
+    }
+    if (*moved)
+        net_sleep_cancel(engine->net);
+    else
+        net_sleep(engine->net, ticket, timeout, 0);
+    return false;
+}
+
+static bool wait_until(struct group_engine *engine, const struct target *target,
+                       int64_t deadline, bool crowded)
+{
+    int64_t since = 0;
+    for (;;) {
+        bool moved = false;
+        if (spin(engine, target, crowded ? CROWDED_ROUNDS : SPIN_ROUNDS, &moved))
+            return true;
+        int64_t now = base_now_ns();
+        if (moved || since == 0)
+            since = now;
+        if (now >= deadline)
+            return false;
+        int64_t idle = now - since;
+        if (idle < engine->spin_ns && !crowded)
+            continue;
+        moved = false;
+        if (idle < engine->yield_ns)
+            sched_yield();
+        else if (sleep_once(engine, target, deadline, &moved))
+            return true;
+        if (moved)
+            since = 0;
+    }
+}
+
+enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
+{
+    struct group_engine *engine = op->engine;
+    struct target target = {.op = op};
+    struct hdl_group *group = op->group;
+    bool crowded = group && group->crowded;
+    if (!group_op_finished(op)) {
+        atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
+        (void)wait_until(engine, &target, deadline_ns, crowded);
+        atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+    }
+    return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
+}
+
+bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),
+                       void *argument, int64_t deadline_ns)
+{
+    struct target target = {.test = test, .argument = argument};
+    atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
+    bool done = wait_until(engine, &target, deadline_ns, false);
+    atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+    return done;
+}
