@@ -2,6 +2,7 @@
 /* What the control thread does to a group: freeze and answer, commit a view, end it. */
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/env.h"
 #include "group/group.h"
 #include "group/wait.h"
@@ -54,8 +55,10 @@ static void fill_open(struct hdl_group *group, struct ctl_answer *answer)
         if (n == 0)
             continue;
         (void)issued_chunks(group, n, &chunks);
-        answer->open[answer->num_open++] = (struct ctl_open_op){
-            .op = n, .num_chunks = (uint32_t)chunks, .messaged = group->path->messaged};
+        answer->open[answer->num_open++] =
+            (struct ctl_open_op){.op = n,
+                                 .num_chunks = (uint32_t)chunks,
+                                 .messaged = group->path && group->path->messaged};
     }
 }
 
@@ -75,7 +78,8 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
             continue;
         /* The first reading since the last commit is kept. */
         if (group->fence[rank] == GROUP_FOREVER)
-            group->fence[rank] = group->path->sample(group, rank);
+            group->fence[rank] =
+                group->path ? group->path->sample(group, rank) : GROUP_X_END(0);
         answer->published[i] = group->fence[rank];
     }
     fill_open(group, answer);
@@ -110,12 +114,34 @@ static void set_thawed(struct hdl_group *group, const struct ctl_view *ctl)
     uint64_t word = atomic_load(&group->ready);
     uint64_t x = group_ready_x(group, word);
     uint64_t from = ctl_view_changed_from(ctl);
-    if (group->path->messaged && from != CTL_X_FOREVER && x >= from)
+    if (group->path && group->path->messaged && from > 0 && x >= from)
         x = from - 1;
     if (!(word & GROUP_READY_FROZEN))
         word = frozen_word(word);
     uint64_t count = word & ~GROUP_READY_X_MASK & ~GROUP_READY_FROZEN;
     atomic_store(&group->ready, count | (x & GROUP_READY_X_MASK));
+}
+
+/* Held for a few instructions: the creator's first view against an early commit. */
+static void lock_view(struct hdl_group *group)
+{
+    while (atomic_exchange(&group->view_lock, 1))
+        base_cpu_relax();
+}
+
+static void replace_view(struct hdl_group *group, struct group_view *view)
+{
+    lock_view(group);
+    struct group_view *older = atomic_load(&group->view);
+    if (view->ctl->epoch <= older->ctl->epoch) {
+        atomic_store(&group->view_lock, 0);
+        group_view_free(group->engine->env, view);
+        return;
+    }
+    view->older = older;
+    atomic_store(&group->view, view);
+    free_retired(group, view);
+    atomic_store(&group->view_lock, 0);
 }
 
 void group_commit(void *user, struct ctl_view *ctl)
@@ -131,13 +157,15 @@ void group_commit(void *user, struct ctl_view *ctl)
     set_frozen(group);
     for (uint32_t i = 0; i < group->capacity; i++)
         group->fence[i] = GROUP_FOREVER;
-    struct group_view *older = atomic_load(&group->view);
-    view->older = older;
-    atomic_store(&group->view, view);
-    free_retired(group, view);
+    replace_view(group, view);
     group_count(&group->counters.views, 1);
     set_thawed(group, ctl);
     group_engine_wake(group->engine);
+}
+
+void group_first_view(struct hdl_group *group, struct ctl_view *ctl)
+{
+    group_commit(group, ctl);
 }
 
 void group_watch_done(void *user, uint64_t x)

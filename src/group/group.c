@@ -34,7 +34,7 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
     return HDL_OK;
 }
 
-static void free_parts(struct hdl_group *group)
+void group_free_parts(struct hdl_group *group)
 {
     struct base_env *env = group->engine->env;
     struct group_view *view = atomic_load(&group->view);
@@ -71,7 +71,6 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     group->shape = *shape;
     base_list_init(&group->node);
     base_list_init(&group->queue);
-    base_list_init(&group->sends);
     base_list_init(&group->receives);
     base_list_init(&group->unexpected);
     uint32_t chunks = shape->window_chunks;
@@ -81,7 +80,7 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     group->op_timeout_ns = BASE_FOREVER;
     enum hdl_status status = alloc_parts(group, view);
     if (status != HDL_OK) {
-        free_parts(group);
+        group_free_parts(group);
         return status;
     }
     group->segment = segment;
@@ -150,20 +149,19 @@ enum hdl_status group_open(struct hdl_group *group, const struct group_path *pat
     return HDL_OK;
 }
 
-void group_close(struct hdl_group *group)
+void group_stop(struct hdl_group *group)
 {
     group_end(group, HDL_EABORTED, "the group was destroyed");
+    group->magic = 0;
+    if (!group->p2p)
+        return;
     group_engine_lock(group->engine);
     (void)group_progress(group);
     base_list_remove(&group->node);
     group_engine_unlock(group->engine);
-    if (group->path) {
-        group_p2p_close(group);
-        if (group->path->close)
-            group->path->close(group);
-    }
-    group->magic = 0;
-    free_parts(group);
+    group_p2p_close(group);
+    if (group->path->close)
+        group->path->close(group);
 }
 
 /* ----------------------------------------------------------------------- progress */
@@ -189,7 +187,7 @@ static bool fail_open(struct hdl_group *group, enum hdl_status status)
     for (struct base_list *node; (node = base_list_first(&group->queue)); moved = true)
         group_op_fail(base_container_of(node, struct hdl_op, node), status, NULL, "%s",
                       text);
-    if (!base_list_empty(&group->sends) || !base_list_empty(&group->receives)) {
+    if (group_p2p_open_ops(group)) {
         group_p2p_fail(group, status, text);
         moved = true;
     }
@@ -217,7 +215,7 @@ bool group_progress(struct hdl_group *group)
     bool moved = false;
     if (!base_list_empty(&group->queue) && !group_frozen(group))
         moved = group->path->progress(group);
-    if (!base_list_empty(&group->sends) || !base_list_empty(&group->receives))
+    if (group_p2p_open_ops(group))
         moved |= group_p2p_progress(group);
     if (atomic_load_explicit(&group->watch_done, memory_order_relaxed))
         tell_done(group);

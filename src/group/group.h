@@ -126,12 +126,12 @@ struct hdl_group {
     const void **sources; /* [capacity], for reductions */
 
     struct base_list node; /* in the engine's list */
-    struct base_list sends, receives, unexpected;
+    struct base_list receives, unexpected;
     struct group_p2p *p2p;
     void *path_state; /* of group->path */
 
-    struct group_view *retired;
     _Atomic uint32_t view_readers;
+    _Atomic uint32_t view_lock; /* held while a view is replaced */
 
     /* control thread only: what was answered about dead ranks since the last commit */
     uint64_t *fence;             /* [capacity], GROUP_FOREVER = not asked */
@@ -159,14 +159,17 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
 enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment);
 /* Opens the path and lets operations run: adds the group to the engine. */
 enum hdl_status group_open(struct hdl_group *group, const struct group_path *path);
-/* The opposites: fails what is open, removes it from the engine, frees all but `group`.
+/* The opposites: fails what is open, removes it from the engine; frees all but `group`.
  */
-void group_close(struct hdl_group *group);
+void group_stop(struct hdl_group *group);
+void group_free_parts(struct hdl_group *group);
 
 /* Hooks of the control thread (struct ctl_*: ctl/view.h). */
 void group_freeze(void *group, const struct ctl_prepare *prepare,
                   struct ctl_answer *answer);
 void group_commit(void *group, struct ctl_view *view);
+/* The view that registration gave, unless a commit was faster. */
+void group_first_view(struct hdl_group *group, struct ctl_view *view);
 void group_watch_done(void *group, uint64_t x);
 void group_fail(void *group, enum hdl_status status, const char *text);
 

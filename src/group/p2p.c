@@ -220,7 +220,6 @@ static void start_send(struct hdl_group *group, struct hdl_op *op)
         fail_lost(group, op, (uint32_t)op->peer);
         return;
     }
-    base_list_push_back(&group->sends, &op->node);
     group_count(&group->counters.bytes_sent, op->bytes);
     peer->stream->send(group, op);
 }
@@ -306,7 +305,6 @@ static void lose(struct hdl_group *group, uint32_t rank)
     peer->streaming = NULL;
     fail_list(group, &peer->queued, rank);
     fail_list(group, &peer->large, rank);
-    fail_list(group, &group->sends, rank);
     fail_list(group, &peer->granted, rank);
     fail_list(group, &group->receives, rank);
 }
@@ -350,8 +348,31 @@ void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char 
         fail_all(group, &peer->large, status, text);
         fail_all(group, &peer->granted, status, text);
     }
-    fail_all(group, &group->sends, status, text);
     fail_all(group, &group->receives, status, text);
+}
+
+static bool each_of(struct base_list *head, int64_t now,
+                    bool (*each)(struct hdl_op *, int64_t))
+{
+    base_list_each(node, after, head)
+    {
+        if (!each(base_container_of(node, struct hdl_op, node), now))
+            return false;
+    }
+    return true;
+}
+
+void group_p2p_each(struct hdl_group *group, int64_t now,
+                    bool (*each)(struct hdl_op *, int64_t))
+{
+    bool more = each_of(&group->receives, now, each);
+    base_list_each(node, after, &group->p2p->active)
+    {
+        struct group_p2p_peer *peer =
+            base_container_of(node, struct group_p2p_peer, node);
+        more = more && each_of(&peer->queued, now, each) &&
+               each_of(&peer->large, now, each) && each_of(&peer->granted, now, each);
+    }
 }
 
 size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room)

@@ -9,9 +9,11 @@
 /*
  * Matching is here, moving is in a stream per peer (mapped, or messaged):
  *
- *     group->sends       started, not finished
- *     group->receives    posted and not matched, in order; then matched and not complete
+ *     group->receives    posted and not matched, in order
  *     group->unexpected  messages that came before their receive, in order of arrival
+ *     peer.queued        sends that wait for room in the stream, in order
+ *     peer.large         sends that were announced and wait for their grant, or are
+ * streaming peer.granted       receives that get a large message
  */
 
 /* A message that no receive wanted yet. */
@@ -81,6 +83,22 @@ void group_p2p_close(struct hdl_group *group);
  * be finished when this returns. */
 void group_p2p_start(struct hdl_group *group, struct hdl_op *op);
 bool group_p2p_progress(struct hdl_group *group);
+static inline bool group_p2p_open_ops(const struct hdl_group *group)
+{
+    return group->p2p->any_receives || !base_list_empty(&group->p2p->active);
+}
+static inline bool group_p2p_sends(const struct hdl_group *group)
+{
+    base_list_each(node, after, &group->p2p->active)
+    {
+        if (base_container_of(node, struct group_p2p_peer, node)->sends)
+            return true;
+    }
+    return false;
+}
+/* Deadlines and slow waits: calls `each` for every open one until it returns false. */
+void group_p2p_each(struct hdl_group *group, int64_t now,
+                    bool (*each)(struct hdl_op *, int64_t));
 /* After a new view: operations with lost peers end. */
 void group_p2p_adopt(struct hdl_group *group);
 /* Ends all with a status. */

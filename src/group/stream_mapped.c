@@ -132,7 +132,6 @@ static void mapped_send(struct hdl_group *group, struct hdl_op *op)
     struct group_p2p_peer *peer = peer_of(group, (uint32_t)op->peer);
     if (base_list_empty(&peer->queued) && announce(group, peer, op))
         return;
-    base_list_remove(&op->node);
     base_list_push_back(&peer->queued, &op->node);
 }
 

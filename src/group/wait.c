@@ -90,8 +90,7 @@ void group_engine_tick(struct group_engine *engine, int64_t now)
         if (atomic_load_explicit(&group->over, memory_order_relaxed) != HDL_OK)
             continue;
         tick_list(&group->queue, now);
-        tick_list(&group->sends, now);
-        tick_list(&group->receives, now);
+        group_p2p_each(group, now, tick_op);
     }
 }
 

@@ -46,7 +46,8 @@ static void once(struct hdl_group *g, const char *op, char *src, char *dst, size
 
 static void measure(struct hdl_group *g, const char *op, size_t bytes, int iters)
 {
-    char *src = aligned_alloc(4096, bytes + 4096), *dst = aligned_alloc(4096, bytes + 4096);
+    char *src = aligned_alloc(4096, bytes + 4096),
+         *dst = aligned_alloc(4096, bytes + 4096);
     double *us = malloc(sizeof(double) * (size_t)iters);
     memset(src, 1, bytes + 4096);
     memset(dst, 0, bytes + 4096);

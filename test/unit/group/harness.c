@@ -68,7 +68,8 @@ void harness_connect_rank(struct harness *h, uint32_t rank)
 void harness_close_rank(struct harness *h, uint32_t rank)
 {
     struct harness_rank *me = &h->ranks[rank];
-    group_close(me->group);
+    group_stop(me->group);
+    group_free_parts(me->group);
     base_free_aligned(&me->env, me->group);
     group_engine_destroy(me->engine);
 }
@@ -98,8 +99,8 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-void harness_start(struct harness *h, void (*body)(struct harness_rank *me, void *argument),
-                   void *argument)
+void harness_start(struct harness *h,
+                   void (*body)(struct harness_rank *me, void *argument), void *argument)
 {
     for (uint32_t r = 0; r < h->num_ranks; r++) {
         struct harness_rank *me = &h->ranks[r];

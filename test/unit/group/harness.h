@@ -39,7 +39,8 @@ struct harness {
     struct harness_rank ranks[HARNESS_RANKS];
 };
 
-/* All ranks in this process, groups open. chunk_bytes and window_chunks 0 = small ones. */
+/* All ranks in this process, groups open. chunk_bytes and window_chunks 0 = small ones.
+ */
 void harness_open(struct harness *h, uint32_t num_ranks, uint32_t capacity,
                   uint32_t window_chunks, size_t chunk_bytes);
 void harness_close(struct harness *h);
@@ -47,8 +48,8 @@ void harness_close(struct harness *h);
 void harness_run(struct harness *h, void (*body)(struct harness_rank *me, void *argument),
                  void *argument);
 /* The same in two steps, for tests that act meanwhile. */
-void harness_start(struct harness *h, void (*body)(struct harness_rank *me, void *argument),
-                   void *argument);
+void harness_start(struct harness *h,
+                   void (*body)(struct harness_rank *me, void *argument), void *argument);
 void harness_join(struct harness *h);
 /* PREPARE to all living ranks, naming `dead`; then COMMIT with the boundary that their
  * answers give. `deactivate`: the policy of automatic deactivation. */
@@ -62,10 +63,10 @@ void harness_connect_rank(struct harness *h, uint32_t rank);
 void harness_close_rank(struct harness *h, uint32_t rank);
 
 /* Fails the process with file, line and text. */
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            harness_fail(__FILE__, __LINE__, #condition);                                          \
+#define CHECK(condition)                                                                 \
+    do {                                                                                 \
+        if (!(condition))                                                                \
+            harness_fail(__FILE__, __LINE__, #condition);                                \
     } while (0)
 _Noreturn void harness_fail(const char *file, int line, const char *text);
 

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Creating, leaving and aborting a group: registration, peers' segments, parameters. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/option.h"
+#include "ctl/bytes.h"
+#include "ctl/event.h"
+#include "group/group.h"
+#include "group/messaged.h"
+#include "group/p2p.h"
+#include "group/table.h"
+#include "group/wait.h"
+#include "host/host.h"
+#include "net/net.h"
+
+enum { NUM_PARAMS = 8, VALUE_BYTES = 32 };
+
+#define CREATE_NS (60 * BASE_NS_PER_S)
+#define LEAVE_NS (2 * BASE_NS_PER_S)
+
+/* Creation parameters as the ranks compare them. */
+struct params {
+    struct ctl_param list[NUM_PARAMS];
+    char value[NUM_PARAMS][VALUE_BYTES];
+    uint32_t count;
+};
+
+static void add_param(struct params *params, const char *name, unsigned long long value)
+{
+    char *text = params->value[params->count];
+    snprintf(text, VALUE_BYTES, "%llu", value);
+    params->list[params->count++] = (struct ctl_param){.name = name, .value = text};
+}
+
+static void fill_params(struct params *params, const struct hdl_group_opts *opts,
+                        const struct hdl_group *group)
+{
+    params->count = 0;
+    add_param(params, "window_chunks", group->shape.window_chunks);
+    add_param(params, "chunk_bytes", group->shape.chunk_bytes);
+    add_param(params, "completion_local", opts->completion_local);
+    add_param(params, "manual_deactivate", opts->manual_deactivate);
+    add_param(params, "manual_sync", opts->manual_sync);
+    add_param(params, "op_timeout_us", (unsigned long long)opts->op_timeout_us);
+    const struct base_config *config = &group->engine->env->config;
+    params->list[params->count++] =
+        (struct ctl_param){.name = "algorithm", .value = config->algorithm.text};
+    params->list[params->count++] =
+        (struct ctl_param){.name = "transport", .value = config->transport.text};
+}
+
+/* Fills defaults; HDL_EINVAL with the offending values. */
+static enum hdl_status complete_opts(struct group_engine *engine,
+                                     struct hdl_group_opts *opts)
+{
+    if (opts->num_ranks == 0) {
+        if (opts->ranks)
+            return base_fail(HDL_EINVAL, "ranks are given, num_ranks is 0");
+        opts->num_ranks = host_num_ranks(engine->host);
+        opts->rank = host_rank(engine->host);
+    }
+    if (opts->capacity == 0)
+        opts->capacity = opts->num_ranks;
+    if (opts->num_ranks < 0 || opts->capacity < opts->num_ranks)
+        return base_fail(HDL_EINVAL, "num_ranks %d, capacity %d", opts->num_ranks,
+                         opts->capacity);
+    if ((uint32_t)opts->capacity > CTL_CAPACITY_MAX)
+        return base_fail(HDL_EINVAL, "capacity %d exceeds %d", opts->capacity,
+                         CTL_CAPACITY_MAX);
+    if (opts->rank < 0 || opts->rank >= opts->capacity)
+        return base_fail(HDL_EINVAL, "rank %d is not in 0..%d", opts->rank,
+                         opts->capacity - 1);
+    if (opts->timeout_us < 0 || opts->op_timeout_us < 0)
+        return base_fail(HDL_EINVAL, "timeout_us %lld, op_timeout_us %lld",
+                         (long long)opts->timeout_us, (long long)opts->op_timeout_us);
+    if (opts->manual_deactivate && !opts->manual_sync)
+        return base_fail(HDL_EINVAL,
+                         "manual_deactivate without manual_sync: a view that nobody "
+                         "changes cannot be waited for");
+    return HDL_OK;
+}
+
+static enum hdl_status shape_of(struct group_engine *engine,
+                                const struct hdl_group_opts *opts,
+                                struct group_shape *shape)
+{
+    const struct base_config *config = &engine->env->config;
+    uint32_t chunks = opts->window_chunks;
+    size_t bytes = opts->chunk_bytes;
+    if (chunks == 0)
+        chunks = config->slots > UINT32_MAX ? UINT32_MAX : (uint32_t)config->slots;
+    if (bytes == 0)
+        bytes = config->slot_size;
+    return group_shape_init(
+        shape, (uint32_t)opts->capacity, chunks, bytes,
+        group_messaged_bytes((uint32_t)opts->capacity, chunks, bytes));
+}
+
+static const struct ctl_bytes *endpoint_of(const struct ctl_view *view, uint32_t rank)
+{
+    return view->slots[rank].rank_epoch ? view->slots[rank].endpoint : NULL;
+}
+
+static bool is_near(struct hdl_group *group, const struct ctl_bytes *handle)
+{
+    return net_handle_mapped(group->engine->net, handle->data, handle->size);
+}
+
+/* A group is mapped if all its pairs are: all on one host, which every rank finds alike.
+ */
+static bool all_near(struct hdl_group *group, const struct ctl_view *view)
+{
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (r != group->rank && endpoint_of(view, r) &&
+            !is_near(group, endpoint_of(view, r)))
+            return false;
+    return true;
+}
+
+/* Mapped groups only read their peers; in messaged ones they put to each other. */
+static enum hdl_status open_peer(struct hdl_group *group, uint32_t rank,
+                                 const struct ctl_bytes *handle, unsigned access)
+{
+    struct group_peer *peer = &group->peer[rank];
+    enum hdl_status status = net_remote_open(group->engine->net, handle->data,
+                                             handle->size, access, &peer->remote);
+    if (status == HDL_OK && is_near(group, handle))
+        status = group_peer_map(group, rank, net_remote_map(peer->remote));
+    if (status != HDL_OK)
+        base_fail_append(" (opening the memory of rank %u)", rank);
+    return status;
+}
+
+static enum hdl_status open_peers(struct hdl_group *group, const struct ctl_view *view,
+                                  bool mapped)
+{
+    enum hdl_status status = HDL_OK;
+    for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++) {
+        group->peer[r].rank_epoch = view->slots[r].rank_epoch;
+        if (r != group->rank && endpoint_of(view, r))
+            status = open_peer(group, r, endpoint_of(view, r),
+                               mapped ? NET_READ : NET_READ | NET_WRITE);
+    }
+    return status;
+}
+
+static void close_peers(struct hdl_group *group)
+{
+    for (uint32_t r = 0; group->peer && r < group->capacity; r++)
+        net_remote_close(group->peer[r].remote);
+}
+
+static enum hdl_status register_group(struct hdl_group *group,
+                                      const struct hdl_group_opts *opts,
+                                      struct ctl_view **view)
+{
+    char handle[NET_HANDLE_BYTES];
+    size_t length = sizeof(handle);
+    struct params params;
+    enum hdl_status status = net_window_pack(group->window, handle, &length);
+    if (status != HDL_OK)
+        return status;
+    fill_params(&params, opts, group);
+    struct host_group_opts host_opts = {
+        .name = group->name,
+        .rank = group->rank,
+        .num_founders = (uint32_t)opts->num_ranks,
+        .capacity = group->capacity,
+        .ranks = opts->ranks,
+        .params = params.list,
+        .num_params = params.count,
+        .blob = handle,
+        .blob_bytes = length,
+        .auto_deactivate = !opts->manual_deactivate,
+        .auto_sync = !opts->manual_sync,
+        .timeout_ns = opts->timeout_us ? opts->timeout_us * BASE_NS_PER_US : CREATE_NS,
+        .hooks = {.user = group,
+                  .freeze = group_freeze,
+                  .commit = group_commit,
+                  .watch_done = group_watch_done,
+                  .fail = group_fail}};
+    return host_group_register(group->engine->host, &host_opts, &group->host_group, view);
+}
+
+/* Connects to the peers and waits until everybody has. */
+static enum hdl_status connect_group(struct hdl_group *group, const struct ctl_view *view)
+{
+    bool mapped = all_near(group, view);
+    enum hdl_status status = open_peers(group, view, mapped);
+    if (status == HDL_OK)
+        status = group_open(group, mapped ? &group_path_mapped : &group_path_messaged);
+    char text[BASE_DETAIL_BYTES];
+    snprintf(text, sizeof(text), "%s", base_detail());
+    enum hdl_status all =
+        host_group_connected(group->host_group, status, status == HDL_OK ? "" : text);
+    return status != HDL_OK ? base_fail(status, "%s", text) : all;
+}
+
+/* Until registration has given the first view, an empty one stands in: the hooks may be
+ * called as soon as registration begins. */
+static enum hdl_status init_group(struct hdl_group *group, struct group_engine *engine,
+                                  const struct hdl_group_opts *opts,
+                                  const struct group_shape *shape)
+{
+    struct ctl_view *none = ctl_view_new(engine->env, shape->capacity, 0);
+    if (!none)
+        return HDL_ENOMEM;
+    enum hdl_status status = group_init(group, engine, shape, (uint32_t)opts->rank,
+                                        net_window_data(group->window), none);
+    ctl_view_unref(none);
+    if (status != HDL_OK)
+        return status;
+    group->completion_local = opts->completion_local;
+    group->manual_deactivate = opts->manual_deactivate;
+    group->manual_sync = opts->manual_sync;
+    if (opts->op_timeout_us)
+        group->op_timeout_ns = opts->op_timeout_us * BASE_NS_PER_US;
+    return HDL_OK;
+}
+
+static enum hdl_status join_group(struct hdl_group *group,
+                                  const struct hdl_group_opts *opts)
+{
+    struct ctl_view *view = NULL;
+    enum hdl_status status = register_group(group, opts, &view);
+    if (status != HDL_OK)
+        return status;
+    group_first_view(group, view);
+    status = connect_group(group, view);
+    if (status != HDL_OK) {
+        char text[BASE_DETAIL_BYTES];
+        snprintf(text, sizeof(text), "%s", base_detail());
+        host_group_close(group->host_group);
+        group->host_group = NULL;
+        (void)base_fail(status, "%s", text);
+    }
+    return status;
+}
+
+static void take_apart(struct hdl_group *group)
+{
+    group_stop(group);
+    close_peers(group);
+    group_free_parts(group);
+}
+
+static void free_group(struct hdl_group *group)
+{
+    struct base_env *env = group->engine->env;
+    base_free(env, group->name);
+    base_free_aligned(env, group);
+}
+
+enum hdl_status group_create(struct group_engine *engine,
+                             const struct hdl_group_opts *given, struct hdl_group **out)
+{
+    struct hdl_group_opts opts;
+    struct group_shape shape;
+    enum hdl_status status =
+        base_option_copy("hdl_group_opts", given, &opts, sizeof(opts));
+    if (status == HDL_OK)
+        status = complete_opts(engine, &opts);
+    if (status == HDL_OK)
+        status = group_table_check(engine->env->config.algorithm.text);
+    if (status == HDL_OK)
+        status = shape_of(engine, &opts, &shape);
+    if (status != HDL_OK)
+        return status;
+    struct hdl_group *group = base_alloc_aligned(engine->env, 64, 1, sizeof(*group));
+    if (!group)
+        return HDL_ENOMEM;
+    group->engine = engine;
+    group->name = base_strdup(engine->env, opts.name ? opts.name : "world");
+    status = group->name ? net_window_create(engine->net, shape.bytes, &group->window)
+                         : HDL_ENOMEM;
+    if (status != HDL_OK)
+        goto free_it;
+    status = init_group(group, engine, &opts, &shape);
+    if (status != HDL_OK)
+        goto close_window;
+    status = join_group(group, &opts);
+    if (status != HDL_OK)
+        goto close_group;
+    *out = group;
+    return HDL_OK;
+
+close_group:
+    take_apart(group);
+close_window:
+    net_window_destroy(group->window);
+free_it:
+    free_group(group);
+    return status;
+}
+
+/* ------------------------------------------------------------------------- the end */
+
+static bool all_finished(void *argument)
+{
+    struct hdl_group *group = argument;
+    return atomic_load(&group->over) != HDL_OK ||
+           (base_list_empty(&group->queue) && !group_p2p_sends(group));
+}
+
+void hdl_group_destroy(struct hdl_group *group)
+{
+    if (!group || group->magic != GROUP_MAGIC)
+        return;
+    struct group_engine *engine = group->engine;
+    if (atomic_load(&group->over) == HDL_OK) {
+        (void)group_engine_wait(engine, all_finished, group, base_now_ns() + LEAVE_NS);
+        if (atomic_load(&group->over) == HDL_OK)
+            host_group_leave(group->host_group, LEAVE_NS);
+    }
+    host_group_close(group->host_group);
+    group->host_group = NULL;
+    take_apart(group);
+    net_window_destroy(group->window);
+    free_group(group);
+}
+
+enum hdl_status hdl_group_abort(struct hdl_group *group)
+{
+    if (!group || group->magic != GROUP_MAGIC)
+        return base_fail(HDL_EINVAL, "not a group");
+    group_end(group, HDL_EABORTED, "the group was aborted");
+    host_group_abort(group->host_group);
+    return HDL_OK;
+}
