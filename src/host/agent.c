@@ -138,11 +138,11 @@ enum hdl_status host_agent_feed(struct host *host, const struct ctl_agent_event 
     struct ctl_actions *actions = &host->agent_actions;
     enum hdl_status status =
         ctl_agent_step(host->agent, event, base_env_now(host->env), actions);
-    for (size_t i = 0; i < actions->count; i++)
+    if (status == HDL_ENOMEM || actions->failed)
+        host->given_up = true; /* its actions may be incomplete */
+    for (size_t i = 0; i < actions->count && !host->given_up; i++)
         carry_out(host, &actions->items[i]);
     ctl_actions_clear(actions);
-    if (status == HDL_ENOMEM || actions->failed)
-        host->given_up = true;
     return status;
 }
 

@@ -109,7 +109,7 @@ static void post(struct host_group *group)
 /* Under lock, which is given up meanwhile. False when the deadline is over. */
 static bool wait_change(struct host_group *group, int64_t deadline_ns)
 {
-    uint32_t turn = group->turn;
+    uint32_t turn = __atomic_load_n(&group->turn, __ATOMIC_ACQUIRE);
     unlock(group);
     int64_t now = base_now_ns();
     bool left = now < deadline_ns;

@@ -172,7 +172,7 @@ static enum hdl_status wait_joined(struct host *host, int64_t deadline_ns,
         host->boot.mode == HOST_BOOT_CALLBACKS || host->boot.mode == HOST_BOOT_DIRECTORY;
     for (;;) {
         (void)pthread_mutex_lock(&host->state_lock);
-        uint32_t turn = host->state_turn;
+        uint32_t turn = __atomic_load_n(&host->state_turn, __ATOMIC_ACQUIRE);
         enum host_stage stage = host->stage;
         enum hdl_status status = host->stage_status;
         bool reached = host->reached;

@@ -133,11 +133,11 @@ void host_hub_feed(struct host *host, const struct ctl_coordinator_event *event)
         return;
     enum hdl_status status =
         ctl_coordinator_step(hub->machine, event, base_env_now(host->env), &hub->actions);
-    for (size_t i = 0; i < hub->actions.count; i++)
+    if (status == HDL_ENOMEM || hub->actions.failed)
+        host->given_up = true; /* its actions may be incomplete */
+    for (size_t i = 0; i < hub->actions.count && !host->given_up; i++)
         carry_out(host, &hub->actions.items[i]);
     ctl_actions_clear(&hub->actions);
-    if (status == HDL_ENOMEM || hub->actions.failed)
-        host->given_up = true;
 }
 
 int64_t host_hub_deadline(const struct host *host)

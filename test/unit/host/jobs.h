@@ -7,6 +7,7 @@
 #include <sys/types.h>
 
 #include "base/clock.h"
+#include "ctl/event.h"
 #include "ctl/view.h"
 #include "host/host.h"
 
