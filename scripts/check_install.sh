@@ -6,14 +6,14 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 . scripts/setup.sh
 folder=$(readlink -m "$1")
-build_in "$folder" -Dwerror=true -Dbuildtype=release -Dtests=false -Dcuda=disabled --prefix /usr --libdir lib
 root=$folder/root
+build_in "$folder" -Dwerror=true -Dbuildtype=release -Dtests=false -Dcuda=disabled --prefix "$root" --libdir lib
 rm -rf "$root"
-DESTDIR=$root meson install -C "$folder" --no-rebuild --quiet
+meson install -C "$folder" --no-rebuild --quiet
 
 for file in include/heddle.h lib/libheddle.so lib/pkgconfig/heddle.pc bin/heddle \
     share/man/man1/heddle.1 share/man/man7/heddle.7 share/man/man3/libheddle.3; do
-    [ -e "$root/usr/$file" ] || { echo "usr/$file is not installed"; exit 1; }
+    [ -e "$root/$file" ] || { echo "$file is not installed"; exit 1; }
 done
 cat >"$folder/smoke.c" <<'EOF'
 #include <heddle.h>
@@ -24,8 +24,8 @@ int main(void)
     return hdl_dtype_size(HDL_F32) != sizeof(float);
 }
 EOF
-export PKG_CONFIG_PATH=$root/usr/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$root
+export PKG_CONFIG_PATH=$root/lib/pkgconfig
 # shellcheck disable=SC2046
 cc -Werror "$folder/smoke.c" -o "$folder/smoke" $(pkg-config --cflags --libs heddle)
-LD_LIBRARY_PATH=$root/usr/lib "$folder/smoke"
-"$root/usr/bin/heddle" --help >/dev/null
+LD_LIBRARY_PATH=$root/lib "$folder/smoke"
+"$root/bin/heddle" --help >/dev/null

@@ -11,7 +11,7 @@ def main(path, prefix):
     with open(path, encoding="utf-8") as log:
         for line in log:
             test = json.loads(line)
-            name = test["name"].split(" / ")[-1]
+            name = test["name"].split(" / ")[-1].split(":")[-1]
             print(f"{WORD.get(test['result'], 'fail')}\t{prefix}: {name}")
 
 

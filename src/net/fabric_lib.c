@@ -42,12 +42,21 @@ static void shrink_rxm(void)
     (void)setenv("FI_OFI_RXM_MSG_RX_SIZE", "128", 0);
 }
 
+/* Without these the EFA provider of libfabric 1.11 to 1.14 aborts the process when it forks,
+ * even where there is no EFA device. */
+static void allow_fork(void)
+{
+    (void)setenv("RDMAV_FORK_SAFE", "1", 0);
+    (void)setenv("FI_EFA_FORK_SAFE", "1", 0);
+}
+
 enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib)
 {
     const char *name = env->config.fabric_library.text;
     struct signals signals;
     signals_save(&signals);
     shrink_rxm();
+    allow_fork();
     void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL);
     signals_restore(&signals);
     if (!handle) {
