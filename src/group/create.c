@@ -94,9 +94,10 @@ static enum hdl_status shape_of(struct group_engine *engine,
         chunks = config->slots > UINT32_MAX ? UINT32_MAX : (uint32_t)config->slots;
     if (bytes == 0)
         bytes = config->slot_size;
-    return group_shape_init(
-        shape, (uint32_t)opts->capacity, chunks, bytes,
-        group_messaged_bytes((uint32_t)opts->capacity, chunks, bytes));
+    size_t messaged = 0;
+    if (net_fabric_provider(engine->net))
+        messaged = group_messaged_bytes((uint32_t)opts->capacity, chunks, bytes);
+    return group_shape_init(shape, (uint32_t)opts->capacity, chunks, bytes, messaged);
 }
 
 static const struct ctl_bytes *endpoint_of(const struct ctl_view *view, uint32_t rank)

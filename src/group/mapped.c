@@ -45,17 +45,10 @@ static bool slot_free(struct hdl_group *group, uint64_t x)
     return x <= lowest;
 }
 
-/* Publishes the next chunk of the first operation that has one. */
-static bool publish(struct hdl_group *group)
+size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
-    struct hdl_op *op = group->publishing;
-    if (!op || group->open_chunks >= op->ahead || op->published == op->num_chunks)
-        return false;
-    uint64_t chunk = op->published;
     uint32_t index = group_slot_of(group, op->number, chunk);
     struct group_slot *slot = &group->slots[index];
-    if (!slot_free(group, atomic_load_explicit(&slot->seq, memory_order_relaxed)))
-        return false;
     size_t bytes = 0;
     if (op->algorithm->publish) {
         unsigned char *payload =
@@ -75,11 +68,26 @@ static bool publish(struct hdl_group *group)
     group->open_chunks++;
     if (op->published == op->num_chunks && !op->unsized)
         group->publishing = group_next_open(group, op);
+    return bytes;
+}
+
+/* Publishes the next chunk of the first operation that has one. */
+static bool publish(struct hdl_group *group)
+{
+    struct hdl_op *op = group->publishing;
+    if (!op || group->open_chunks >= op->ahead || op->published == op->num_chunks)
+        return false;
+    uint64_t chunk = op->published;
+    uint32_t index = group_slot_of(group, op->number, chunk);
+    struct group_slot *slot = &group->slots[index];
+    if (!slot_free(group, atomic_load_explicit(&slot->seq, memory_order_relaxed)))
+        return false;
+    (void)mapped_publish(group, op, chunk);
     return true;
 }
 
 /* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
-static bool look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
     struct group_peer *peer = &op->group->peer[rank];
     struct group_slot *slot = &peer->slots[group_slot_of(op->group, op->number, chunk)];
@@ -123,7 +131,7 @@ static bool is_rooted(const struct hdl_op *op)
 }
 
 /* What the rank waits for before it may finish the chunk. */
-static enum group_needs needs_of(const struct hdl_op *op, uint64_t chunk)
+enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk)
 {
     if (op->desc.kind == GROUP_REFUSED)
         return GROUP_NEEDS_NONE;
@@ -139,18 +147,18 @@ static enum group_needs needs_of(const struct hdl_op *op, uint64_t chunk)
 
 static bool chunk_arrived(struct hdl_op *op, uint64_t chunk)
 {
-    switch (needs_of(op, chunk)) {
+    switch (mapped_needs(op, chunk)) {
     case GROUP_NEEDS_NONE:
         return true;
     case GROUP_NEEDS_ROOT:
         return !mapped_takes_part(op, (uint32_t)op->desc.root, chunk) ||
-               look(op, (uint32_t)op->desc.root, chunk);
+               mapped_look(op, (uint32_t)op->desc.root, chunk);
     case GROUP_NEEDS_ALL:
         break;
     }
     if (op->use_pieces)
         return all_arrived(op, chunk, &op->wait_rank, look_piece);
-    return all_arrived(op, chunk, &op->wait_rank, look);
+    return all_arrived(op, chunk, &op->wait_rank, mapped_look);
 }
 
 /* Reduces the own share of the next chunk whose inputs are all there. A piece is shown
@@ -161,7 +169,7 @@ static bool make_piece(struct hdl_group *group, struct hdl_op *op)
     uint64_t begin = group_ready_begin(group);
     uint64_t chunk = op->pieces;
     if (!op->use_pieces || chunk == op->published || (begin & GROUP_READY_FROZEN) ||
-        !all_arrived(op, chunk, &op->piece_rank, look))
+        !all_arrived(op, chunk, &op->piece_rank, mapped_look))
         return false;
     op->algorithm->make_piece(op, chunk);
     if (atomic_load_explicit(&group->ready, memory_order_seq_cst) != begin)
@@ -199,7 +207,7 @@ static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 }
 
 /* Everything for the chunk is there and `ready` covers it. */
-static void finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
+void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
     if (op->mismatch) {
         close_op(group, op);
@@ -235,7 +243,7 @@ static bool verify(struct hdl_op *op)
     uint32_t rank = 0;
     if (op->verified || !op->algorithm->make_piece)
         return true;
-    if (!all_arrived(op, 0, &rank, look))
+    if (!all_arrived(op, 0, &rank, mapped_look))
         return false;
     op->verified = true;
     op->use_pieces = !op->direct && !op->mismatch &&
@@ -257,7 +265,7 @@ static bool pull(struct hdl_group *group, struct hdl_op *op)
     if (!chunk_arrived(op, chunk) ||
         !group_ready_raise(group, begin, GROUP_X(op->number, chunk)))
         return false;
-    finish_chunk(group, op, chunk);
+    mapped_finish_chunk(group, op, chunk);
     return true;
 }
 
@@ -318,7 +326,7 @@ static void mapped_adopt(struct hdl_group *group, const struct group_view *older
     }
 }
 
-static void mapped_start(struct hdl_group *group, struct hdl_op *op)
+void mapped_start(struct hdl_group *group, struct hdl_op *op)
 {
     op->algorithm = group_table_choose(group, op);
     op->algorithm->plan(op);
@@ -334,7 +342,7 @@ static void mapped_start(struct hdl_group *group, struct hdl_op *op)
         group->publishing = op;
 }
 
-static uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
+uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
 {
     const struct group_peer *peer = &group->peer[rank];
     uint64_t newest = GROUP_X_END(0);
@@ -345,7 +353,7 @@ static uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
     return newest;
 }
 
-static void mapped_missing(const struct hdl_op *op, uint64_t *mask)
+void mapped_missing(const struct hdl_op *op, uint64_t *mask)
 {
     uint64_t chunk = op->pulled;
     for (uint32_t r = 0; r < op->group->capacity; r++) {

@@ -62,6 +62,20 @@ void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_
 void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload,
                     size_t bytes);
 
+/* ------------------------------------------------- for the messaged path, which adds to it */
+
+/* Writes and shows the next chunk in the own slot, which must be free; bytes of payload. */
+size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
+/* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
+bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);
+/* What the rank waits for before it may finish the chunk. */
+enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk);
+/* Everything for the chunk is there and `ready` covers it: pulls, ends the operation. */
+void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
+void mapped_start(struct hdl_group *group, struct hdl_op *op);
+uint64_t mapped_sample(struct hdl_group *group, uint32_t rank);
+void mapped_missing(const struct hdl_op *op, uint64_t *mask);
+
 /* One per kind; the table (table.h) chooses where there are several. */
 extern const struct group_algorithm group_barrier_flat;
 extern const struct group_algorithm group_broadcast_pull;

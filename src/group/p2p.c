@@ -8,11 +8,28 @@
 #include "base/checked.h"
 #include "base/dtype.h"
 #include "group/copy.h"
+#include "group/messaged.h"
 #include "group/submit.h"
+#include "net/net.h"
 
 static struct group_p2p_peer *peer_of(struct hdl_group *group, uint32_t rank)
 {
     return &group->p2p->peer[rank];
+}
+
+/* Vacant slots have no stream. */
+static void open_stream(struct hdl_group *group, uint32_t rank, struct group_p2p_peer *peer)
+{
+    void *segment = group->peer[rank].segment;
+    if (segment) {
+        peer->stream = &group_stream_mapped;
+        peer->in.intake = group_segment_intake(&group->shape, segment, group->rank);
+        peer->in.cells = group_segment_cells(&group->shape, segment, group->rank);
+        peer->in.bulk = group_segment_bulk(&group->shape, segment, group->rank);
+    } else if (group->peer[rank].remote) {
+        peer->stream = &group_stream_messaged;
+        messaged_stream_incoming(group, rank, &peer->in);
+    }
 }
 
 enum hdl_status group_p2p_open(struct hdl_group *group)
@@ -25,14 +42,15 @@ enum hdl_status group_p2p_open(struct hdl_group *group)
     if (!p2p)
         return HDL_ENOMEM;
     base_list_init(&p2p->active);
+    base_list_init(&p2p->unpushed);
     for (uint32_t r = 0; r < group->capacity; r++) {
         struct group_p2p_peer *peer = &p2p->peer[r];
         base_list_init(&peer->node);
         base_list_init(&peer->queued);
         base_list_init(&peer->large);
         base_list_init(&peer->granted);
-        if (group->peer[r].segment)
-            peer->stream = &group_stream_mapped;
+        base_list_init(&peer->unpushed);
+        open_stream(group, r, peer);
     }
     group->p2p = p2p;
     return HDL_OK;
@@ -259,7 +277,7 @@ void group_p2p_start(struct hdl_group *group, struct hdl_op *op)
 bool group_p2p_progress(struct hdl_group *group)
 {
     struct group_p2p *p2p = group->p2p;
-    bool moved = false;
+    bool moved = group->path->messaged && net_poll(group->engine->net) > 0;
     if (p2p->any_receives) {
         for (uint32_t r = 0; r < group->capacity; r++)
             if (p2p->peer[r].stream && !p2p->peer[r].lost)
@@ -272,6 +290,12 @@ bool group_p2p_progress(struct hdl_group *group)
             base_container_of(node, struct group_p2p_peer, node);
         if (peer->stream && !peer->lost)
             moved |= peer->stream->progress(group, (uint32_t)(peer - p2p->peer));
+    }
+    base_list_each(rest, next, &p2p->unpushed)
+    {
+        struct group_p2p_peer *peer =
+            base_container_of(rest, struct group_p2p_peer, unpushed);
+        moved |= messaged_stream_push(group, (uint32_t)(peer - p2p->peer));
     }
     return moved;
 }

@@ -44,6 +44,28 @@ struct group_stream {
     void (*lost)(struct hdl_group *group, uint32_t peer);
 };
 
+enum group_cell_type {
+    GROUP_CELL_SMALL = 1,
+    GROUP_CELL_MEDIUM,
+    GROUP_CELL_LARGE,
+    GROUP_CELL_FRAGMENT
+};
+
+/* What an announcement or a fragment carries in its cell. */
+struct group_cell_note {
+    uint64_t message;
+    uint64_t offset;
+    uint64_t bytes;
+};
+static_assert(sizeof(struct group_cell_note) <= GROUP_CELL_BYTES, "fits a cell");
+
+/* What a peer wrote for this rank: in its segment, or in the mirror of it. */
+struct group_stream_ends {
+    struct group_intake *intake;
+    struct group_cell *cells;
+    char *bulk;
+};
+
 struct group_p2p_peer {
     struct base_list node;    /* in group_p2p.active while anything is open */
     struct base_list queued;  /* sends that wait for room, in order */
@@ -53,8 +75,12 @@ struct group_p2p_peer {
     uint32_t sends, receives; /* open ones that name this peer */
     bool lost;
     const struct group_stream *stream;
-    void *state; /* of a messaged stream */
-    /* mapped stream: outgoing */
+    struct group_stream_ends in;
+    /* messaged stream: what the peer has been sent of the words below */
+    struct base_list unpushed; /* in group_p2p.unpushed while something is missing */
+    uint64_t cells_pushed;
+    uint64_t told_cells, told_fragments, told_taken, told_granted;
+    /* outgoing */
     uint64_t cells_written, cells_free_to;
     uint64_t fragments_written, fragments_free_to;
     uint64_t messages; /* large ones announced */
@@ -69,12 +95,14 @@ struct group_p2p_peer {
 
 struct group_p2p {
     struct base_list active;
+    struct base_list unpushed;
     uint32_t any_receives; /* posted for any source */
     uint32_t num_unexpected;
     struct group_p2p_peer peer[];
 };
 
 extern const struct group_stream group_stream_mapped;
+extern const struct group_stream group_stream_messaged;
 
 enum hdl_status group_p2p_open(struct hdl_group *group);
 void group_p2p_close(struct hdl_group *group);
@@ -85,10 +113,13 @@ void group_p2p_start(struct hdl_group *group, struct hdl_op *op);
 bool group_p2p_progress(struct hdl_group *group);
 static inline bool group_p2p_open_ops(const struct hdl_group *group)
 {
-    return group->p2p->any_receives || !base_list_empty(&group->p2p->active);
+    return group->p2p->any_receives || !base_list_empty(&group->p2p->active) ||
+           !base_list_empty(&group->p2p->unpushed);
 }
 static inline bool group_p2p_sends(const struct hdl_group *group)
 {
+    if (!base_list_empty(&group->p2p->unpushed))
+        return true;
     base_list_each(node, after, &group->p2p->active)
     {
         if (base_container_of(node, struct group_p2p_peer, node)->sends)

@@ -105,7 +105,8 @@ struct group_head {
     uint64_t chunk_bytes;
     uint64_t reserved[4];
     alignas(GROUP_LINE) _Atomic uint64_t done;
-    uint64_t reserved2[7];
+    _Atomic uint64_t ready; /* of messaged groups, see messaged.h */
+    uint64_t reserved2[6];
 };
 static_assert(sizeof(struct group_head) == 128, "head is two lines");
 

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "group/copy.h"
+#include "group/messaged.h"
 #include "group/p2p.h"
 
 /*
@@ -20,19 +21,10 @@
  * a copy above            a cell announces it; fragments follow once a receive is posted
  * and granted, so they go straight to the user's memory and nothing large is ever kept
  */
-enum cell_type { CELL_SMALL = 1, CELL_MEDIUM, CELL_LARGE, CELL_FRAGMENT };
 
 #define GRANT_REFUSED (UINT64_C(1) << 63)
 
 enum { CELLS_BATCH = 16 };
-
-/* What an announcement or a fragment carries in its cell. */
-struct cell_note {
-    uint64_t message;
-    uint64_t offset;
-    uint64_t bytes;
-};
-static_assert(sizeof(struct cell_note) <= GROUP_CELL_BYTES, "fits a cell");
 
 static struct group_p2p_peer *peer_of(struct hdl_group *group, uint32_t rank)
 {
@@ -42,12 +34,21 @@ static struct group_p2p_peer *peer_of(struct hdl_group *group, uint32_t rank)
 /* What the peer says about the stream from here to it. */
 static struct group_intake *their_intake(struct hdl_group *group, uint32_t rank)
 {
-    return group_segment_intake(&group->shape, group->peer[rank].segment, group->rank);
+    return peer_of(group, rank)->in.intake;
 }
 
 static struct group_intake *my_intake(struct hdl_group *group, uint32_t rank)
 {
     return group_segment_intake(&group->shape, group->segment, rank);
+}
+
+/* Words for the peer were written: whoever reads them sees them, or gets them sent. */
+static void show(struct hdl_group *group, uint32_t rank)
+{
+    if (peer_of(group, rank)->stream == &group_stream_mapped)
+        group_ring(group, rank);
+    else
+        (void)messaged_stream_push(group, rank);
 }
 
 /* ----------------------------------------------------------------------- outgoing */
@@ -75,18 +76,19 @@ static bool fragment_free(struct hdl_group *group, struct group_p2p_peer *peer,
 
 /* A cell is there: fills and shows it. */
 static void write_cell(struct hdl_group *group, struct group_p2p_peer *peer,
-                       uint32_t rank, enum cell_type type, int32_t tag, size_t bytes,
+                       uint32_t rank, enum group_cell_type type, int32_t tag, size_t bytes,
                        const void *payload, size_t length)
 {
     struct group_cell *cell = group_segment_cells(&group->shape, group->segment, rank) +
                               peer->cells_written % GROUP_CELLS;
     cell->tag = (uint32_t)tag;
     cell->type = (uint16_t)type;
+    cell->fragment = (uint16_t)(peer->fragments_written - 1);
     cell->bytes = bytes;
     memcpy(cell->payload, payload, length);
     peer->cells_written++;
     atomic_store_explicit(&cell->position, peer->cells_written, memory_order_release);
-    group_ring(group, rank);
+    show(group, rank);
 }
 
 static void write_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
@@ -106,7 +108,7 @@ static bool announce(struct hdl_group *group, struct group_p2p_peer *peer,
     if (!cell_free(group, peer, rank))
         return false;
     if (op->bytes <= GROUP_CELL_BYTES) {
-        write_cell(group, peer, rank, CELL_SMALL, op->tag, op->bytes, op->src, op->bytes);
+        write_cell(group, peer, rank, GROUP_CELL_SMALL, op->tag, op->bytes, op->src, op->bytes);
         group_p2p_finish(group, op, HDL_OK);
         return true;
     }
@@ -114,14 +116,14 @@ static bool announce(struct hdl_group *group, struct group_p2p_peer *peer,
         if (!fragment_free(group, peer, rank))
             return false;
         write_fragment(group, peer, rank, op->src, op->bytes);
-        write_cell(group, peer, rank, CELL_MEDIUM, op->tag, op->bytes, NULL, 0);
+        write_cell(group, peer, rank, GROUP_CELL_MEDIUM, op->tag, op->bytes, NULL, 0);
         group_p2p_finish(group, op, HDL_OK);
         return true;
     }
     op->message = ++peer->messages;
     op->moved = 0;
-    struct cell_note note = {.message = op->message};
-    write_cell(group, peer, rank, CELL_LARGE, op->tag, op->bytes, &note, sizeof(note));
+    struct group_cell_note note = {.message = op->message};
+    write_cell(group, peer, rank, GROUP_CELL_LARGE, op->tag, op->bytes, &note, sizeof(note));
     base_list_remove(&op->node);
     base_list_push_back(&peer->large, &op->node);
     return true;
@@ -163,6 +165,7 @@ static bool take_grant(struct hdl_group *group, struct group_p2p_peer *peer,
     peer->grants_seen++;
     atomic_store_explicit(&my_intake(group, rank)->grants_taken, peer->grants_seen,
                           memory_order_release);
+    show(group, rank);
     struct hdl_op *op = find_message(&peer->large, grant & ~GRANT_REFUSED);
     if (!op)
         return true;
@@ -181,8 +184,8 @@ static bool stream_fragment(struct hdl_group *group, struct group_p2p_peer *peer
         return false;
     size_t bytes = base_min_size(op->bytes - op->moved, GROUP_FRAGMENT_BYTES);
     write_fragment(group, peer, rank, (const char *)op->src + op->moved, bytes);
-    struct cell_note note = {.message = op->message, .offset = op->moved, .bytes = bytes};
-    write_cell(group, peer, rank, CELL_FRAGMENT, op->tag, op->bytes, &note, sizeof(note));
+    struct group_cell_note note = {.message = op->message, .offset = op->moved, .bytes = bytes};
+    write_cell(group, peer, rank, GROUP_CELL_FRAGMENT, op->tag, op->bytes, &note, sizeof(note));
     op->moved += bytes;
     if (op->moved == op->bytes) {
         peer->streaming = NULL;
@@ -218,8 +221,9 @@ static void tell_cells(struct hdl_group *group, struct group_p2p_peer *peer,
 static const char *next_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
                                  uint32_t rank)
 {
-    return group_segment_bulk(&group->shape, group->peer[rank].segment, group->rank) +
-           peer->fragments_read % GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES;
+    (void)group;
+    (void)rank;
+    return peer->in.bulk + peer->fragments_read % GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES;
 }
 
 static void fragment_taken(struct hdl_group *group, struct group_p2p_peer *peer,
@@ -228,7 +232,7 @@ static void fragment_taken(struct hdl_group *group, struct group_p2p_peer *peer,
     peer->fragments_read++;
     atomic_store_explicit(&my_intake(group, rank)->fragments, peer->fragments_read,
                           memory_order_release);
-    group_ring(group, rank);
+    show(group, rank);
 }
 
 /* Whole message in the cell or in one fragment. */
@@ -254,7 +258,7 @@ static bool take_message(struct hdl_group *group, struct group_p2p_peer *peer,
 static bool take_announcement(struct hdl_group *group, uint32_t rank,
                               const struct group_cell *cell)
 {
-    struct cell_note note;
+    struct group_cell_note note;
     memcpy(&note, cell->payload, sizeof(note));
     int32_t tag = (int32_t)cell->tag;
     struct hdl_op *op = group_p2p_match(group, rank, tag);
@@ -268,7 +272,7 @@ static bool take_announcement(struct hdl_group *group, uint32_t rank,
 static void take_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
                           uint32_t rank, const struct group_cell *cell)
 {
-    struct cell_note note;
+    struct group_cell_note note;
     memcpy(&note, cell->payload, sizeof(note));
     struct hdl_op *op = find_message(&peer->granted, note.message);
     bool sound = op && note.bytes <= GROUP_FRAGMENT_BYTES && note.offset == op->moved &&
@@ -287,16 +291,14 @@ static void take_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
 
 static bool take_cell(struct hdl_group *group, struct group_p2p_peer *peer, uint32_t rank)
 {
-    const struct group_cell *cell =
-        group_segment_cells(&group->shape, group->peer[rank].segment, group->rank) +
-        peer->cells_read % GROUP_CELLS;
+    const struct group_cell *cell = peer->in.cells + peer->cells_read % GROUP_CELLS;
     if (atomic_load_explicit(&cell->position, memory_order_acquire) !=
         peer->cells_read + 1)
         return false;
     bool taken = true;
-    if (cell->type == CELL_SMALL || cell->type == CELL_MEDIUM)
-        taken = take_message(group, peer, rank, cell, cell->type == CELL_MEDIUM);
-    else if (cell->type == CELL_LARGE)
+    if (cell->type == GROUP_CELL_SMALL || cell->type == GROUP_CELL_MEDIUM)
+        taken = take_message(group, peer, rank, cell, cell->type == GROUP_CELL_MEDIUM);
+    else if (cell->type == GROUP_CELL_LARGE)
         taken = take_announcement(group, rank, cell);
     else
         take_fragment(group, peer, rank, cell);
@@ -305,7 +307,7 @@ static bool take_cell(struct hdl_group *group, struct group_p2p_peer *peer, uint
     peer->cells_read++;
     if (peer->cells_read - peer->cells_told >= CELLS_BATCH) {
         tell_cells(group, peer, rank);
-        group_ring(group, rank);
+        show(group, rank);
     }
     return true;
 }
@@ -328,7 +330,7 @@ static void write_grants(struct hdl_group *group, struct group_p2p_peer *peer,
     memmove(peer->backlog, peer->backlog + n,
             peer->backlog_count * sizeof(*peer->backlog));
     atomic_store_explicit(&intake->granted, peer->grants_written, memory_order_release);
-    group_ring(group, rank);
+    show(group, rank);
 }
 
 static bool mapped_progress(struct hdl_group *group, uint32_t rank)
@@ -340,6 +342,12 @@ static bool mapped_progress(struct hdl_group *group, uint32_t rank)
     if (peer->sends)
         moved |= progress_out(group, peer, rank);
     return moved;
+}
+
+static bool messaged_progress(struct hdl_group *group, uint32_t rank)
+{
+    bool moved = messaged_stream_push(group, rank);
+    return mapped_progress(group, rank) || moved;
 }
 
 static void mapped_accept(struct hdl_group *group, uint32_t rank, uint64_t message,
@@ -367,4 +375,13 @@ const struct group_stream group_stream_mapped = {
     .send = mapped_send,
     .progress = mapped_progress,
     .accept = mapped_accept,
+};
+
+/* The same words; the sender puts them into the receiver's mirror (messaged_stream.c). */
+const struct group_stream group_stream_messaged = {
+    .name = "messaged",
+    .send = mapped_send,
+    .progress = messaged_progress,
+    .accept = mapped_accept,
+    .lost = messaged_stream_lost,
 };

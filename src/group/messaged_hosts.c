@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which ranks share a host, who receives for it, and where each rank's slots are read. */
+#include "group/messaged.h"
+
+#include <string.h>
+
+#include "base/checked.h"
+#include "net/net.h"
+
+enum { PAGE = 4096 };
+#define OWN_HOST UINT32_MAX
+
+static bool area(size_t *end, size_t count, size_t size, size_t *offset)
+{
+    size_t bytes, next;
+    if (!base_mul_size(count, size, &bytes) || !base_add_size(*end, bytes, &next) ||
+        !base_align_up(next, PAGE, &next))
+        return false;
+    *offset = *end;
+    *end = next;
+    return true;
+}
+
+static bool shape_init(struct messaged_shape *shape, uint32_t window_chunks,
+                       size_t chunk_bytes)
+{
+    size_t end = PAGE;
+    if (!area(&end, window_chunks, sizeof(struct group_slot), &shape->slots) ||
+        !area(&end, window_chunks, chunk_bytes, &shape->data) ||
+        !area(&end, 1, sizeof(struct group_intake), &shape->intake) ||
+        !area(&end, GROUP_CELLS, sizeof(struct group_cell), &shape->cells) ||
+        !area(&end, GROUP_FRAGMENTS, GROUP_FRAGMENT_BYTES, &shape->bulk))
+        return false;
+    shape->bytes = end;
+    return true;
+}
+
+size_t group_messaged_bytes(uint32_t capacity, uint32_t window_chunks, size_t chunk_bytes)
+{
+    struct messaged_shape shape;
+    size_t bytes;
+    if (!shape_init(&shape, window_chunks, chunk_bytes) ||
+        !base_mul_size(shape.bytes, capacity, &bytes))
+        return SIZE_MAX;
+    return bytes;
+}
+
+/* The mirror of `source` in the memory of a rank of this host. */
+static char *mirror_at(const struct hdl_group *group, uint32_t receiver, uint32_t source)
+{
+    const struct messaged *m = messaged_of(group);
+    char *segment = group->peer[receiver].segment;
+    return segment + group->shape.messaged + (size_t)source * m->shape.bytes;
+}
+
+/* --------------------------------------------------------------------------- hosts */
+
+static bool same_host(struct hdl_group *group, uint32_t a, uint32_t b)
+{
+    const struct ctl_slot *slots = group->seen->ctl->slots;
+    const struct ctl_bytes *one = slots[a].endpoint, *two = slots[b].endpoint;
+    if (a == b)
+        return true;
+    return one && two &&
+           net_handles_mapped(group->engine->net, one->data, one->size, two->data, two->size);
+}
+
+static bool occupied(const struct hdl_group *group, uint32_t rank)
+{
+    return group->seen->ctl->slots[rank].rank_epoch != 0;
+}
+
+/* Puts the rank into the target of its host, which may be new. */
+static void sort_rank(struct hdl_group *group, uint32_t rank)
+{
+    struct messaged *m = messaged_of(group);
+    if (same_host(group, group->rank, rank)) {
+        m->host[rank] = OWN_HOST;
+        m->own_host[m->num_own_host++] = rank;
+        return;
+    }
+    uint32_t t = 0;
+    while (t < m->num_targets && !same_host(group, m->targets[t].ranks[0], rank))
+        t++;
+    struct messaged_target *target = &m->targets[t];
+    if (t == m->num_targets) {
+        m->num_targets++;
+        target->low = rank;
+        target->receiver = -1;
+    }
+    m->host[rank] = t;
+    target->high = rank;
+    target->ranks[target->num_ranks++] = rank;
+}
+
+static bool alloc_targets(struct hdl_group *group, struct messaged *m)
+{
+    struct base_env *env = group->engine->env;
+    uint32_t capacity = group->capacity, chunks = group->shape.window_chunks;
+    m->targets = base_alloc(env, capacity, sizeof(*m->targets));
+    m->host = base_alloc(env, capacity, sizeof(*m->host));
+    m->heads = base_alloc(env, capacity, sizeof(*m->heads));
+    m->own_host = base_alloc(env, capacity, sizeof(*m->own_host));
+    m->entries = base_alloc(env, 2 * (size_t)chunks, sizeof(*m->entries));
+    if (!m->targets || !m->host || !m->heads || !m->own_host || !m->entries)
+        return false;
+    for (uint32_t t = 0; t < capacity; t++) {
+        m->targets[t].ranks = base_alloc(env, capacity, sizeof(uint32_t));
+        m->targets[t].tickets = base_alloc(env, chunks, sizeof(uint64_t));
+        if (!m->targets[t].ranks || !m->targets[t].tickets)
+            return false;
+    }
+    return true;
+}
+
+enum hdl_status messaged_hosts_open(struct hdl_group *group)
+{
+    struct messaged *m = base_alloc(group->engine->env, 1, sizeof(*m));
+    if (!m)
+        return HDL_ENOMEM;
+    group->path_state = m;
+    size_t needed;
+    if (!alloc_targets(group, m) ||
+        !shape_init(&m->shape, group->shape.window_chunks, group->shape.chunk_bytes)) {
+        messaged_hosts_close(group);
+        return HDL_ENOMEM;
+    }
+    if (!base_mul_size(m->shape.bytes, group->capacity, &needed) ||
+        needed > group->shape.messaged_bytes) {
+        messaged_hosts_close(group);
+        return base_fail(HDL_ENOTSUP, "rank %u has no memory for ranks of other hosts",
+                         group->rank);
+    }
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (occupied(group, r))
+            sort_rank(group, r);
+    messaged_hosts_adopt(group);
+    return HDL_OK;
+}
+
+void messaged_hosts_close(struct hdl_group *group)
+{
+    struct base_env *env = group->engine->env;
+    struct messaged *m = messaged_of(group);
+    if (!m)
+        return;
+    for (uint32_t t = 0; m->targets && t < group->capacity; t++) {
+        base_free(env, m->targets[t].ranks);
+        base_free(env, m->targets[t].tickets);
+    }
+    base_free(env, m->targets);
+    base_free(env, m->host);
+    base_free(env, (void *)m->heads);
+    base_free(env, m->own_host);
+    base_free(env, m->entries);
+    base_free(env, m);
+    group->path_state = NULL;
+}
+
+/* --------------------------------------------------------------------- receivers */
+
+/* Who of `ranks` receives the slots of `source`: all ranks find the same, and the loss of one
+ * receiver moves only what it received. -1: nobody is left. */
+static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks, uint32_t n,
+                           uint32_t source)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t rank = ranks[(source + i) % n];
+        if (group_view_present(view, rank))
+            return (int32_t)rank;
+    }
+    return -1;
+}
+
+static void set_target(struct hdl_group *group, struct messaged_target *target)
+{
+    struct messaged *m = messaged_of(group);
+    const struct group_view *view = group->seen;
+    int32_t receiver =
+        receiver_of(view, target->ranks, target->num_ranks, group->rank);
+    if (receiver == target->receiver)
+        return;
+    target->receiver = receiver;
+    target->remote = receiver < 0 ? NULL : group->peer[receiver].remote;
+    /* The new one has nothing of what is open. Entries whose slot holds something newer are
+     * skipped: everybody has had them. */
+    uint64_t kept = 2 * (uint64_t)group->shape.window_chunks;
+    target->pushed = m->published > kept ? m->published - kept : 0;
+    target->head_pushed = false;
+    target->ready_told = 0;
+    target->done_told = 0;
+    memset(target->tickets, 0, group->shape.window_chunks * sizeof(uint64_t));
+}
+
+/* Where this rank reads the slots and counters of `rank`. */
+static void set_source(struct hdl_group *group, uint32_t rank)
+{
+    struct messaged *m = messaged_of(group);
+    struct group_peer *peer = &group->peer[rank];
+    if (m->host[rank] == OWN_HOST) {
+        m->heads[rank] = group_segment_head(peer->segment);
+        return;
+    }
+    int32_t receiver = receiver_of(group->seen, m->own_host, m->num_own_host, rank);
+    char *mirror = mirror_at(group, receiver < 0 ? group->rank : (uint32_t)receiver, rank);
+    m->heads[rank] = (const struct group_head *)(const void *)mirror;
+    peer->slots = (struct group_slot *)(void *)(mirror + m->shape.slots);
+    peer->data = mirror + m->shape.data;
+}
+
+/* Nothing goes to a lost rank any more, and nobody need try to reach it. What it wrote stays
+ * in the mirrors here. */
+static void drop_absent(struct hdl_group *group)
+{
+    const struct messaged *m = messaged_of(group);
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        if (m->host[r] == OWN_HOST || !occupied(group, r) ||
+            !group_view_absent(group->seen, r))
+            continue;
+        net_remote_close(group->peer[r].remote);
+        group->peer[r].remote = NULL;
+    }
+}
+
+void messaged_hosts_adopt(struct hdl_group *group)
+{
+    struct messaged *m = messaged_of(group);
+    const struct group_view *view = group->seen;
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (occupied(group, r))
+            set_source(group, r);
+    for (uint32_t t = 0; t < m->num_targets; t++)
+        set_target(group, &m->targets[t]);
+    drop_absent(group);
+    m->steady = 0;
+    const struct ctl_view *ctl = view->ctl;
+    for (uint32_t i = 0; i < ctl->num_attempts; i++)
+        if (ctl->attempts[i].from > m->steady)
+            m->steady = ctl->attempts[i].from;
+    m->attempt = (uint16_t)ctl_view_attempt(ctl, CTL_X_FOREVER - 1);
+}
+
+uint16_t messaged_attempt(const struct hdl_group *group, uint64_t x)
+{
+    const struct messaged *m = messaged_of(group);
+    if (x >= m->steady)
+        return m->attempt;
+    return (uint16_t)ctl_view_attempt(group->seen->ctl, x);
+}
+
+bool messaged_word_covers(const struct hdl_group *group, uint64_t word, uint64_t x)
+{
+    if (!messaged_word_reaches(word, x))
+        return false;
+    uint64_t ahead = (word - x) & ((UINT64_C(1) << MESSAGED_X_BITS) - 1);
+    return (uint16_t)(word >> MESSAGED_X_BITS) == messaged_attempt(group, x + ahead);
+}

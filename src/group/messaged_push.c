@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pushing slots, `ready` and `done` into the mirrors on other hosts. */
+#include "group/messaged.h"
+
+#include <stddef.h>
+
+#include "base/checked.h"
+#include "group/mapped.h"
+#include "net/net.h"
+
+/*
+ * For each published chunk and each other host that reads it, in this order:
+ *
+ *   chunk 0:  [slot header]  [payload, raises seq]     or, without payload or with one that
+ *                                                      fits the header: [header, raises seq]
+ *   others:   [payload, raises seq]
+ *
+ * A header goes as a small message, which a payload's signal never overtakes. net_put may have
+ * no room: then the cursor stays where it is.
+ */
+
+static struct messaged_entry *entry_at(const struct hdl_group *group, uint64_t position)
+{
+    return &messaged_of(group)->entries[position % (2 * (uint64_t)group->shape.window_chunks)];
+}
+
+/* Payloads made of one block for each rank: where they lie, how long the longest is. */
+static void set_blocks(const struct hdl_op *op, uint64_t chunk, struct messaged_entry *entry)
+{
+    size_t begin, most = 0;
+    switch (op->desc.kind) {
+    case GROUP_ALLTOALLV:
+        if (chunk == 0)
+            return;
+        for (uint32_t r = 0; r < op->group->capacity; r++)
+            most = base_max_size(
+                most, mapped_range(op, chunk - 1, op->arrays.src_counts[r], &begin));
+        break;
+    case GROUP_ALLTOALL:
+    case GROUP_SCATTER:
+    case GROUP_SCATTERV:
+    case GROUP_REDUCE_SCATTER:
+    case GROUP_REDUCE_SCATTERV:
+        most = mapped_range(op, chunk, op->desc.count, &begin);
+        break;
+    default:
+        return;
+    }
+    entry->stride = op->chunk_elems * op->elem;
+    entry->used = most * op->elem;
+}
+
+void messaged_enqueue(struct hdl_group *group, const struct hdl_op *op, uint64_t chunk,
+                      size_t payload)
+{
+    struct messaged *m = messaged_of(group);
+    struct messaged_entry *entry = entry_at(group, m->published);
+    *entry = (struct messaged_entry){
+        .x = GROUP_X(op->number, chunk),
+        .slot = group_slot_of(group, op->number, chunk),
+        .desc = op->desc,
+        .payload = payload,
+        .inlined = op->inlined,
+    };
+    set_blocks(op, chunk, entry);
+    m->published++;
+}
+
+/* The cursors of all targets must stay within the ring. */
+bool messaged_room(const struct hdl_group *group)
+{
+    const struct messaged *m = messaged_of(group);
+    for (uint32_t t = 0; t < m->num_targets; t++)
+        if (m->targets[t].receiver >= 0 &&
+            m->published - m->targets[t].pushed >= 2 * (uint64_t)group->shape.window_chunks)
+            return false;
+    return true;
+}
+
+/* Does anybody on the target's host read this rank's payload? */
+static bool wants_payload(const struct hdl_group *group, const struct messaged_target *target,
+                          const struct messaged_entry *entry)
+{
+    if (entry->payload == 0)
+        return false;
+    switch (entry->desc.kind) {
+    case GROUP_GATHER:
+    case GROUP_GATHERV:
+    case GROUP_REDUCE:
+        return messaged_of(group)->host[entry->desc.root] ==
+               (uint32_t)(target - messaged_of(group)->targets);
+    default:
+        return true;
+    }
+}
+
+static size_t mirror_offset(const struct hdl_group *group)
+{
+    return group->shape.messaged + (size_t)group->rank * messaged_of(group)->shape.bytes;
+}
+
+static size_t slot_offset(const struct hdl_group *group, uint32_t slot)
+{
+    return mirror_offset(group) + messaged_of(group)->shape.slots +
+           slot * sizeof(struct group_slot);
+}
+
+/* The header behind seq: hash, inline payload, descriptor. */
+static enum hdl_status push_header(struct hdl_group *group, struct messaged_target *target,
+                                   const struct messaged_entry *entry, bool signal)
+{
+    size_t at = slot_offset(group, entry->slot);
+    size_t begin = offsetof(struct group_slot, done);
+    size_t end = offsetof(struct group_slot, reserved1);
+    return net_put(target->remote, at + begin,
+                   (const char *)&group->slots[entry->slot] + begin, end - begin,
+                   signal ? at + offsetof(struct group_slot, seq) : NET_NO_SIGNAL, entry->x,
+                   HDL_SIGNAL_SET);
+}
+
+/* The part of the payload that ranks of the target's host read. */
+static enum hdl_status push_payload(struct hdl_group *group, struct messaged_target *target,
+                                    const struct messaged_entry *entry)
+{
+    size_t begin = 0, end = entry->payload;
+    if (entry->stride) {
+        begin = target->low * entry->stride;
+        end = target->high * entry->stride + entry->used;
+    }
+    if (end > group->shape.chunk_bytes)
+        end = group->shape.chunk_bytes;
+    size_t in_slot = entry->slot * group->shape.chunk_bytes + begin;
+    enum hdl_status status = net_put(
+        target->remote, mirror_offset(group) + messaged_of(group)->shape.data + in_slot,
+        group->data + in_slot, end - begin,
+        slot_offset(group, entry->slot) + offsetof(struct group_slot, seq), entry->x,
+        HDL_SIGNAL_SET);
+    if (status == HDL_OK)
+        target->tickets[entry->slot] = net_put_count(target->remote);
+    return status;
+}
+
+static enum hdl_status push_entry(struct hdl_group *group, struct messaged_target *target,
+                                  const struct messaged_entry *entry)
+{
+    const struct group_slot *slot = &group->slots[entry->slot];
+    bool first = GROUP_X_CHUNK(entry->x) == 0;
+    /* Superseded, or of an operation that ended early: everybody has what it needs. */
+    if (atomic_load_explicit(&slot->seq, memory_order_relaxed) != entry->x ||
+        (!first && entry->x <= group->done))
+        return HDL_OK;
+    bool payload = wants_payload(group, target, entry);
+    if (!payload || entry->inlined)
+        return first || payload ? push_header(group, target, entry, true) : HDL_OK;
+    if (first && !target->head_pushed) {
+        enum hdl_status status = push_header(group, target, entry, false);
+        if (status != HDL_OK)
+            return status;
+        target->head_pushed = true;
+    }
+    return push_payload(group, target, entry);
+}
+
+/* The newest `ready`, with `done` before it. */
+static enum hdl_status push_ready(struct hdl_group *group, struct messaged_target *target)
+{
+    uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);
+    uint64_t done = group->done;
+    size_t at = mirror_offset(group);
+    enum hdl_status status =
+        net_put(target->remote, at + offsetof(struct group_head, done), &done, sizeof(done),
+                at + offsetof(struct group_head, ready), word, HDL_SIGNAL_SET);
+    if (status == HDL_OK) {
+        target->ready_told = word;
+        target->done_told = done;
+    }
+    return status;
+}
+
+/* A broken put cannot be repaired here: bounds are ours, so it is a fault of this program. */
+static bool settled(struct hdl_group *group, enum hdl_status status)
+{
+    if (status == HDL_OK)
+        return true;
+    /* A lost peer is the control plane's matter: the commit replaces the receiver. */
+    if (status != HDL_PENDING && status != HDL_EPEER)
+        group_end(group, status, base_detail());
+    return false;
+}
+
+static bool push_target(struct hdl_group *group, struct messaged_target *target, bool say_done)
+{
+    struct messaged *m = messaged_of(group);
+    bool moved = false;
+    if (target->receiver < 0 || !target->remote)
+        return false;
+    while (target->pushed < m->published) {
+        if (!settled(group, push_entry(group, target, entry_at(group, target->pushed))))
+            return moved;
+        target->pushed++;
+        target->head_pushed = false;
+        moved = true;
+    }
+    uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);
+    bool news = word != target->ready_told || (say_done && group->done != target->done_told);
+    if (news && settled(group, push_ready(group, target)))
+        moved = true;
+    return moved;
+}
+
+bool messaged_push(struct hdl_group *group)
+{
+    struct messaged *m = messaged_of(group);
+    uint64_t often = group->shape.window_chunks / 4;
+    bool say_done = m->unsaid_done >= (often ? often : 1);
+    if (say_done)
+        m->unsaid_done = 0;
+    bool moved = false;
+    for (uint32_t t = 0; t < m->num_targets; t++)
+        moved |= push_target(group, &m->targets[t], say_done);
+    return moved;
+}
+
+bool messaged_told(const struct hdl_group *group, uint64_t x)
+{
+    const struct messaged *m = messaged_of(group);
+    for (uint32_t t = 0; t < m->num_targets; t++) {
+        const struct messaged_target *target = &m->targets[t];
+        if (target->receiver < 0)
+            continue;
+        if (!messaged_word_covers(group, target->ready_told, x))
+            return false;
+    }
+    return true;
+}
+
+bool messaged_slot_left(const struct hdl_group *group, uint32_t slot)
+{
+    const struct messaged *m = messaged_of(group);
+    for (uint32_t t = 0; t < m->num_targets; t++) {
+        const struct messaged_target *target = &m->targets[t];
+        if (target->receiver >= 0 && target->remote &&
+            net_put_done(target->remote) < target->tickets[slot])
+            return false;
+    }
+    return true;
+}
