@@ -1,16 +1,272 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The library's public entry points that belong to no layer. */
-#include "heddle.h"
+/* The context: builds the layers on top of each other, and the calls that take a context.
+ */
+#include <stdlib.h>
+#include <string.h>
 
 #include "base/dtype.h"
+#include "base/env.h"
+#include "base/log.h"
+#include "base/option.h"
 #include "base/status.h"
+#include "group/engine.h"
+#include "group/group.h"
+#include "heddle.h"
+#include "host/host.h"
+#include "net/net.h"
 
-#define TEXT(value) #value
-#define VERSION(major, minor, patch) TEXT(major) "." TEXT(minor) "." TEXT(patch)
+#define CONTEXT_MAGIC UINT64_C(0x747865746e6f63)
 
-const char *hdl_version(void)
+struct hdl_context {
+    uint64_t magic;
+    struct base_env env;
+    void (*log)(void *user, enum hdl_log_level level, const char *line);
+    void *log_user;
+    struct host *host;
+    struct net *net;
+    struct group_engine *engine;
+};
+
+static void log_to_user(void *user, enum base_log_level level, const char *line)
 {
-    return VERSION(HDL_VERSION_MAJOR, HDL_VERSION_MINOR, HDL_VERSION_PATCH);
+    struct hdl_context *context = user;
+    context->log(context->log_user, (enum hdl_log_level)(level + 1), line);
+}
+
+static enum hdl_status check_context_opts(const struct hdl_context_opts *opts)
+{
+    if (opts->num_ranks < 0 ||
+        (opts->num_ranks > 0 && (opts->rank < 0 || opts->rank >= opts->num_ranks)))
+        return base_fail(HDL_EINVAL, "rank %d of a job of %d ranks", opts->rank,
+                         opts->num_ranks);
+    if (opts->timeout_us < 0 || opts->dead_after_us < 0 || opts->grace_us < 0)
+        return base_fail(
+            HDL_EINVAL, "negative time: timeout_us %lld dead_after_us %lld grace_us %lld",
+            (long long)opts->timeout_us, (long long)opts->dead_after_us,
+            (long long)opts->grace_us);
+    if (opts->dead_after_us > 0 && opts->dead_after_us < 200000)
+        return base_fail(HDL_EINVAL, "dead_after_us %lld is below 200000",
+                         (long long)opts->dead_after_us);
+    if (opts->log_level < HDL_LOG_DEFAULT || opts->log_level > HDL_LOG_DEBUG)
+        return base_fail(HDL_EINVAL, "log_level %d", (int)opts->log_level);
+    if (opts->allocator && (!opts->allocator->alloc || !opts->allocator->release))
+        return base_fail(HDL_EINVAL, "an allocator needs both alloc and release");
+    if (opts->bootstrap && (!opts->bootstrap->put || !opts->bootstrap->get))
+        return base_fail(HDL_EINVAL, "a bootstrap needs both put and get");
+    return HDL_OK;
+}
+
+/* Knobs from the environment; what the options say wins. */
+static enum hdl_status init_env(struct base_env *env, struct hdl_context *context,
+                                const struct hdl_context_opts *opts)
+{
+    base_env_init(env);
+    enum hdl_status status = base_config_load(&env->config);
+    if (status == HDL_OK && opts->transport)
+        status = base_config_set(&env->config, "HEDDLE_TRANSPORT", opts->transport);
+    if (status == HDL_OK && opts->interface)
+        status = base_config_set(&env->config, "HEDDLE_INTERFACE", opts->interface);
+    if (status != HDL_OK)
+        return status;
+    env->log_level = opts->log_level ? (int)opts->log_level - 1 : env->config.log;
+    if (opts->num_ranks > 0)
+        env->log_rank = opts->rank;
+    if (opts->log) {
+        env->log = log_to_user;
+        env->log_user = context;
+    }
+    if (opts->allocator) {
+        env->alloc = opts->allocator->alloc;
+        env->release = opts->allocator->release;
+        env->alloc_user = opts->allocator->user;
+    }
+    return HDL_OK;
+}
+
+static enum hdl_status create_host(struct hdl_context *context,
+                                   const struct hdl_context_opts *opts)
+{
+    const struct host_opts host = {
+        .rank = opts->rank,
+        .num_ranks = opts->num_ranks,
+        .coordinator = opts->coordinator,
+        .bootstrap = opts->bootstrap,
+        .shared_dir = opts->shared_dir,
+        .token = opts->token,
+        .interface = opts->interface,
+        .timeout_ns = opts->timeout_us * 1000,
+        .dead_after_ns = opts->dead_after_us * 1000,
+        .grace_ns = opts->grace_us * 1000,
+    };
+    enum hdl_status status = host_create(&context->env, &host, &context->host);
+    if (status == HDL_OK)
+        context->env.log_rank = host_rank(context->host);
+    return status;
+}
+
+static enum hdl_status exchange_fetch(void *user, const char *socket_name, uint64_t id,
+                                      uint64_t key, int64_t timeout_ns, int *fd)
+{
+    return host_fetch_fd(user, socket_name, id, key, timeout_ns, fd);
+}
+
+static enum hdl_status exchange_offer(void *user, uint64_t id, uint64_t key, int fd)
+{
+    return host_offer_fd(user, id, key, fd);
+}
+
+static void exchange_withdraw(void *user, uint64_t id)
+{
+    host_withdraw_fd(user, id);
+}
+
+static enum hdl_status parse_transport(const char *text, enum net_transport *transport)
+{
+    static const char *const names[] = {
+        [NET_AUTO] = "auto", [NET_SHM] = "shm", [NET_FABRIC] = "fabric"};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(text, names[i]) == 0) {
+            *transport = (enum net_transport)i;
+            return HDL_OK;
+        }
+    return base_fail(HDL_EINVAL, "transport \"%s\" is none of auto, shm, fabric", text);
+}
+
+static enum hdl_status create_net(struct hdl_context *context,
+                                  enum net_transport transport)
+{
+    const struct host_identity *self = host_identity(context->host);
+    struct net_exchange exchange = {
+        .user = context->host,
+        .pid = self->pid,
+        .fetch = exchange_fetch,
+        .offer = exchange_offer,
+        .withdraw = exchange_withdraw,
+    };
+    memcpy(exchange.host_id, self->host_id, sizeof(exchange.host_id));
+    memcpy(exchange.socket_name, self->socket_name, sizeof(exchange.socket_name));
+    memcpy(exchange.interface_address, self->address, sizeof(exchange.interface_address));
+    /* Who shares a loopback address shares the machine. */
+    bool loopback =
+        strncmp(self->address, "127.", 4) == 0 || !strcmp(self->address, "::1");
+    const struct net_opts opts = {
+        .transport = transport,
+        .single_host = loopback || host_num_ranks(context->host) == 1,
+    };
+    return net_create(&context->env, &exchange, &opts, &context->net);
+}
+
+enum hdl_status hdl_context_create(const struct hdl_context_opts *given,
+                                   struct hdl_context **context)
+{
+    struct hdl_context_opts opts;
+    struct base_env env;
+    enum net_transport transport = NET_AUTO;
+    enum hdl_status status =
+        base_option_copy("hdl_context_opts", given, &opts, sizeof(opts));
+    if (status == HDL_OK && !context)
+        status = base_fail(HDL_EINVAL, "context is NULL");
+    if (status == HDL_OK)
+        status = check_context_opts(&opts);
+    if (status == HDL_OK)
+        status = init_env(&env, NULL, &opts);
+    if (status == HDL_OK)
+        status = parse_transport(env.config.transport.text, &transport);
+    if (status != HDL_OK)
+        return status;
+
+    struct hdl_context *made = base_alloc(&env, 1, sizeof(*made));
+    if (!made)
+        return HDL_ENOMEM;
+    made->env = env;
+    made->log = opts.log;
+    made->log_user = opts.log_user;
+    if (opts.log)
+        made->env.log_user = made;
+    status = create_host(made, &opts);
+    if (status != HDL_OK)
+        goto free_context;
+    status = create_net(made, transport);
+    if (status != HDL_OK)
+        goto destroy_host;
+    status = group_engine_create(&made->env, made->host, made->net, &made->engine);
+    if (status != HDL_OK)
+        goto destroy_net;
+    made->magic = CONTEXT_MAGIC;
+    *context = made;
+    return HDL_OK;
+
+destroy_net:
+    net_destroy(made->net);
+destroy_host:
+    host_destroy(made->host);
+free_context:
+    base_free(&env, made);
+    return status;
+}
+
+/* HDL_OK for a live context of this process. */
+static enum hdl_status check_context(const struct hdl_context *context)
+{
+    if (!context || context->magic != CONTEXT_MAGIC)
+        return base_fail(HDL_EINVAL, "%s is not a context",
+                         context ? "the argument" : "NULL");
+    return host_check(context->host);
+}
+
+void hdl_context_destroy(struct hdl_context *context)
+{
+    if (!context || context->magic != CONTEXT_MAGIC)
+        return;
+    if (host_check(context->host) != HDL_OK)
+        return; /* a forked child owns none of it */
+    context->magic = 0;
+    group_engine_destroy(context->engine);
+    net_destroy(context->net);
+    host_destroy(context->host);
+    struct base_env env = context->env;
+    base_free(&env, context);
+}
+
+enum hdl_status hdl_context_dump(struct hdl_context *context, int fd)
+{
+    enum hdl_status status = check_context(context);
+    return status == HDL_OK ? group_engine_dump(context->engine, fd) : status;
+}
+
+enum hdl_status hdl_group_create(struct hdl_context *context,
+                                 const struct hdl_group_opts *given,
+                                 struct hdl_group **group)
+{
+    struct hdl_group_opts opts;
+    enum hdl_status status = check_context(context);
+    if (status == HDL_OK)
+        status = base_option_copy("hdl_group_opts", given, &opts, sizeof(opts));
+    if (status == HDL_OK && !group)
+        status = base_fail(HDL_EINVAL, "group is NULL");
+    return status == HDL_OK ? group_create(context->engine, &opts, group) : status;
+}
+
+enum hdl_status hdl_window_create(struct hdl_context *context, size_t bytes,
+                                  enum hdl_window_kind kind, struct hdl_window **window)
+{
+    enum hdl_status status = check_context(context);
+    if (status == HDL_OK && kind != HDL_WINDOW_HOST)
+        status = base_fail(HDL_ENOTSUP, "window kind %d", (int)kind);
+    if (status == HDL_OK && (bytes == 0 || !window))
+        status = base_fail(HDL_EINVAL, bytes ? "window is NULL" : "a window of 0 bytes");
+    return status == HDL_OK ? net_window_create(context->net, bytes, window) : status;
+}
+
+enum hdl_status hdl_window_open(struct hdl_context *context, const void *handle,
+                                size_t length, struct hdl_peer_window **peer)
+{
+    enum hdl_status status = check_context(context);
+    if (status == HDL_OK && (!handle || !peer))
+        status = base_fail(HDL_EINVAL, "%s is NULL", handle ? "peer" : "handle");
+    if (status != HDL_OK)
+        return status;
+    return net_remote_open(context->net, handle, length, NET_READ | NET_WRITE, peer);
 }
 
 const char *hdl_status_name(enum hdl_status status)
@@ -27,7 +283,6 @@ const char *hdl_error_detail(void)
 {
     return base_detail();
 }
-
 size_t hdl_dtype_size(enum hdl_dtype dtype)
 {
     return base_dtype_size(dtype);
