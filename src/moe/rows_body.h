@@ -195,12 +195,10 @@ ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
             const uint8_t *part = t->parts[i];
             if (w->kind == HDL_MOE_WIRE_FP8)
                 ROWS(decode)
-                (part + at, part + w->scale_offset + at / MOE_SCALE_GROUP * sizeof(float),
-                 x, m);
-            else if (w->kind == HDL_MOE_WIRE_F32)
-                memcpy(x, part + at * 4, m * 4);
-            else
-                ROWS(load)(w->dtype, part + at * width, x, m);
+            (part + at, part + w->scale_offset + at / MOE_SCALE_GROUP * sizeof(float), x,
+             m);
+            else if (w->kind == HDL_MOE_WIRE_F32) memcpy(x, part + at * 4, m * 4);
+            else ROWS(load)(w->dtype, part + at * width, x, m);
             ROWS(add)(acc, x, t->weights ? &t->weights[i] : NULL, m);
         }
         for (int b = 0; b < 2; b++) {

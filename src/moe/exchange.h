@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An exchange and its steps: what send, receive and combine share. */
+#ifndef MOE_EXCHANGE_H
+#define MOE_EXCHANGE_H
+
+#include <stdatomic.h>
+
+#include "base/clock.h"
+#include "base/env.h"
+#include "moe/config.h"
+#include "moe/peers.h"
+#include "moe/rows.h"
+
+/*
+ * A flag names a step of a lane; flags only grow.
+ *
+ *     63        48 47                                     2 1  0
+ *    +------------+----------------------------------------+----+
+ *    | generation |            step of the lane            |note|
+ *    +------------+----------------------------------------+----+
+ */
+enum moe_note {
+    MOE_GIVEN = 0,       /* contributions summed over the contributor's experts */
+    MOE_GIVEN_EXACT = 1, /* one for each (token, expert) */
+    MOE_DROPPED = 2      /* nothing comes */
+};
+#define MOE_NOTE_MASK UINT64_C(3)
+#define MOE_STEP_MAX ((UINT64_C(1) << 46) - 1)
+
+static inline uint64_t moe_flag(uint64_t generation, uint64_t step)
+{
+    return generation << 48 | step << 2;
+}
+
+/* The first line of a header, at moe_header(). A writer sets `begun` before it touches
+ * any byte of the half, so a reader that finds it unchanged afterwards has read one step.
+ */
+struct moe_header_line {
+    _Atomic uint64_t begun;
+    _Atomic uint64_t flag;    /* the header is complete */
+    _Atomic uint64_t rows;    /* the rows in a mapped arena are complete */
+    _Atomic uint64_t weights; /* the weights given to combine are complete */
+    /* from here on it is put as one block with the token records */
+    uint32_t tokens;
+    uint16_t refusal; /* enum moe_refusal: the step is over */
+    uint16_t weighted;
+    int64_t value[3];
+};
+_Static_assert(sizeof(struct moe_header_line) == MOE_LINE_BYTES, "one cache line");
+#define MOE_HEADER_BLOCK offsetof(struct moe_header_line, tokens)
+
+/* Why a rank refused its own tokens; the values are what its text says. */
+enum moe_refusal {
+    MOE_ACCEPTED = 0,
+    MOE_TOO_MANY_TOKENS, /* tokens, max_tokens */
+    MOE_NO_ROWS,         /* tokens */
+    MOE_NO_IDS,          /* tokens */
+    MOE_NO_SCALES,       /* tokens */
+    MOE_NO_WEIGHTS,      /* tokens */
+    MOE_BAD_EXPERT,      /* token, position, value */
+    MOE_SELF_MASKED      /* rank */
+};
+
+/* A distinct (token, expert) of a token's list. */
+struct moe_route {
+    uint32_t rank;
+    uint32_t local; /* number of the expert there */
+    uint32_t position;
+    float weight; /* of all entries that name it */
+};
+
+/* The same at the receiver. */
+struct moe_entry {
+    uint32_t row; /* of the output; INDEXED: number in row_numbers */
+    uint16_t local;
+    uint16_t position;
+    float weight;
+};
+
+/* A received (source, token). */
+struct moe_item {
+    uint32_t token;
+    uint32_t row;   /* RANK_MAJOR, INDEXED: of the output */
+    uint32_t entry; /* its first, in the plan's entries, experts ascending */
+    uint16_t entries;
+    uint16_t index; /* of this rank among the token's contributors */
+};
+
+enum moe_source_state {
+    MOE_SOURCE_MASKED = 0, /* not waited for */
+    MOE_SOURCE_WAITING,
+    MOE_SOURCE_CAME,  /* its header did */
+    MOE_SOURCE_TAKEN, /* its rows did, too */
+    MOE_SOURCE_LOST   /* missing */
+};
+
+struct moe_source {
+    enum moe_source_state state;
+    uint32_t first, count; /* items */
+    uint32_t arrived;      /* items of a messaged source that are there */
+    bool weighted;
+};
+
+enum moe_phase { MOE_IDLE = 0, MOE_SENT, MOE_RECEIVED, MOE_COMBINING };
+
+struct moe_lane {
+    enum moe_phase phase;
+    uint32_t number;
+    uint64_t first_step; /* of this generation; 1 in the first */
+    uint64_t step;       /* of its newest dispatch */
+    uint64_t flag;
+    size_t half;
+    uint32_t tokens;
+    bool weighted;
+    bool in_place;                /* own rows are read where the caller has them */
+    bool stream;                  /* large step: results are written past the cache */
+    const uint8_t *rows, *scales; /* in_place */
+    uint64_t *active;             /* [mask_words] that routes count on */
+    uint8_t *seen;                /* [R] its header of the newest step came */
+    uint8_t *free;      /* [R] it is done with the half, as far as this rank knows */
+    uint64_t *marks[2]; /* [R] puts of the newest step that used the half */
+    struct moe_source *source; /* [R] */
+    uint32_t *listen; /* [S] the member of a DP group that this rank takes rows of */
+    bool exact;       /* the own tokens are summed over positions */
+    struct moe_item *items;
+    struct moe_entry *entries;
+    uint32_t num_items, num_entries;
+};
+
+struct hdl_moe {
+    uint64_t magic;
+    uint64_t id; /* in its handles */
+    struct base_env *env;
+    struct moe_config config;
+    struct moe_peers *peers;
+    struct moe_wire wire;
+    uint64_t generation;
+    uint64_t next;     /* number of the next dispatch */
+    uint32_t local;    /* own experts */
+    uint32_t run_rows; /* rows that one put carries at most */
+    struct moe_lane *lanes;
+    /* scratch of one call */
+    uint64_t *mask;                /* [mask_words] taking part */
+    uint8_t *pending;              /* [R] */
+    uint32_t *run_begin, *run_end; /* [R] */
+    uint32_t *cursor;              /* [L] */
+    uint32_t *needs;               /* [R] */
+    struct moe_route *routes;      /* [k] */
+    const void **parts;            /* [k] */
+    float *part_weights;           /* [k] */
+    void **places;                 /* [k] */
+    uint8_t *copies;               /* [takes][give_stride] */
+    /* counters */
+    uint64_t failed_steps, incomplete_calls, stale_drops;
+    enum hdl_status last_error;
+    int64_t error[3]; /* token, position, value */
+    uint64_t *expert_rows, *wait_ns, *bytes_sent, *bytes_received;
+};
+
+/* ------------------------------------------------------------------------ small helpers
+ */
+
+static inline bool moe_mapped(const struct hdl_moe *m, uint32_t rank)
+{
+    return m->peers->base[rank] != NULL;
+}
+
+/* Where what `source` wrote for others is read: its arena, or what it put into mine. */
+static inline uint8_t *moe_base(const struct hdl_moe *m, uint32_t source)
+{
+    uint8_t *base = m->peers->base[source];
+    return base ? base : m->peers->own;
+}
+
+static inline struct moe_header_line *moe_line(const struct hdl_moe *m, size_t half,
+                                               uint32_t source)
+{
+    return (
+        struct moe_header_line *)(void *)(moe_base(m, source) +
+                                          moe_header(&m->config.layout, half, source));
+}
+
+static inline _Atomic uint64_t *moe_word(uint8_t *base, size_t offset)
+{
+    return (_Atomic uint64_t *)(void *)(base + offset);
+}
+
+static inline bool moe_gone(const struct hdl_moe *m, uint32_t rank)
+{
+    return m->peers->ops->presence(m->peers, rank) != MOE_PRESENT;
+}
+
+static inline void moe_set_bit(uint64_t *words, uint32_t rank)
+{
+    words[rank / 64] |= UINT64_C(1) << (rank % 64);
+}
+
+static inline void moe_clear_bit(uint64_t *words, uint32_t rank)
+{
+    words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+}
+
+/* The own header has the weights of a token, then its ids. */
+static inline const float *moe_record(const struct hdl_moe *m, size_t half,
+                                      uint32_t source, uint32_t token)
+{
+    return (
+        const float *)(const void *)(moe_base(m, source) +
+                                     moe_token(&m->config.layout, half, source, token));
+}
+
+/* --------------------------------------------------------------------------- exchange.c
+ */
+
+/* The exchange over `peers`, which it then owns (also on failure). */
+enum hdl_status moe_exchange_create(struct base_env *env, struct moe_config *config,
+                                    struct moe_peers *peers, struct hdl_moe **moe);
+
+/* For tests: the next dispatch of every lane has this step. */
+void moe_exchange_start_at(struct hdl_moe *m, uint64_t step);
+
+/* Options of a call, and m->mask: the call's mask less the absent ranks, which are
+ * cleared in it and counted in *lost. */
+struct moe_call {
+    int32_t *active;
+    int64_t deadline_ns;
+    uint32_t lost; /* ranks whose entry this call cleared */
+};
+enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opts,
+                               struct moe_call *call);
+/* Clears a rank in the caller's mask and in m->mask. */
+void moe_call_lose(struct hdl_moe *m, struct moe_call *call, uint32_t rank);
+enum hdl_status moe_call_end(struct hdl_moe *m, const struct moe_call *call,
+                             bool missing);
+
+/* The lane of an open step in one of two phases. */
+enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *handle,
+                                enum moe_phase phase, struct moe_lane **lane);
+void moe_handle_make(const struct hdl_moe *m, const struct moe_lane *lane,
+                     struct hdl_moe_handle *handle);
+
+/* ------------------------------------------------------------------------------ route.c
+ */
+
+/* Distinct (token, expert)s of a token of `source`, positions ascending; returns how
+ * many. `weights` is separate from the record: NULL gives weights of 0. */
+uint32_t moe_resolve(const struct moe_config *config, const uint16_t *ids,
+                     const float *weights, uint32_t source, uint32_t token,
+                     const uint64_t *active, struct moe_route *routes);
+
+static inline const uint16_t *moe_record_ids(const struct hdl_moe *m, const float *record)
+{
+    return (const uint16_t *)(const void *)(record + m->config.shape.top_k);
+}
+
+/* ------------------------------------------------------------------------------- send.c
+ */
+
+enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_tokens *tokens,
+                                   struct moe_call *call, bool fused,
+                                   struct moe_lane **lane);
+/* Tells `rank` the state of this rank's contributions. */
+void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
+              enum moe_note note);
+/* May `rank` be sent anything in this step by put? */
+bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank);
+/* Remembers that all puts so far use the lane's half. */
+void moe_mark_puts(struct hdl_moe *m, struct moe_lane *lane);
+/* Ends a step that cannot go on: everybody is told that nothing comes. */
+void moe_step_fail(struct hdl_moe *m, struct moe_lane *lane);
+/* What is wrong, as text. */
+void moe_refusal_text(enum moe_refusal refusal, const int64_t *value, char *text,
+                      size_t size);
+
+/* ------------------------------------------------------------------------------- plan.c
+ */
+
+/* Items and entries of the sources that came; rows of the output; the arrays of `out`
+ * that routing alone determines. */
+void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received *out);
+
+/* ---------------------------------------------------------------------------- receive.c
+ */
+
+/* Adds the time since `start` to the ranks in m->pending. */
+void moe_count_wait(struct hdl_moe *m, int64_t start);
+
+enum hdl_status moe_dispatch_finish(struct hdl_moe *m, struct moe_lane *lane,
+                                    struct hdl_moe_received *out, struct moe_call *call);
+
+/* ------------------------------------------------------------------------ give.c, take.c
+ */
+
+enum hdl_status moe_combine_begin(struct hdl_moe *m, struct moe_lane *lane,
+                                  const struct hdl_moe_outputs *outputs,
+                                  struct moe_call *call, bool fused);
+enum hdl_status moe_combine_finish(struct hdl_moe *m, struct moe_lane *lane,
+                                   const struct hdl_moe_result *result,
+                                   struct moe_call *call);
+
+#endif

@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Send phase of combine: weights that come late, then this rank's contributions to every
+ * owner, and a line that says how they are. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "moe/exchange.h"
+
+struct giving {
+    struct hdl_moe *m;
+    struct moe_lane *lane;
+    const uint8_t *rows; /* expert outputs */
+    bool fused;
+    uint32_t ready; /* a group whose weights are there, or UINT32_MAX */
+};
+
+/* ----------------------------------------------------------------------- late weights */
+
+static void put_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t at,
+                        size_t bytes)
+{
+    size_t flag = moe_header(&m->config.layout, lane->half, m->peers->self) +
+                  offsetof(struct moe_header_line, weights);
+    for (uint32_t r = 0; m->peers->messaged && r < m->config.shape.ranks; r++) {
+        if (!lane->seen[r] || !moe_reachable(m, lane, r))
+            continue;
+        if (m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
+                               lane->flag) == HDL_OK)
+            m->bytes_sent[r] += bytes;
+    }
+}
+
+static void publish_weights(struct hdl_moe *m, struct moe_lane *lane,
+                            const float *weights)
+{
+    uint32_t self = m->peers->self;
+    size_t at = moe_weights(&m->config.layout, &m->config.shape, lane->half, self, 0);
+    size_t bytes = (size_t)lane->tokens * m->config.shape.top_k * sizeof(float);
+    if (bytes > 0)
+        memcpy(m->peers->own + at, weights, bytes);
+    atomic_store_explicit(&moe_line(m, lane->half, self)->weights, lane->flag,
+                          memory_order_release);
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (r != self && moe_mapped(m, r))
+            m->peers->ops->ring(m->peers, r);
+    }
+    put_weights(m, lane, at, bytes);
+}
+
+/* Weights of the entries of a source that sent none with its header. */
+static void read_weights(struct hdl_moe *m, struct moe_lane *lane, uint32_t source)
+{
+    uint32_t k = m->config.shape.top_k;
+    const struct moe_source *s = &lane->source[source];
+    for (uint32_t i = 0; i < s->count; i++) {
+        const struct moe_item *item = &lane->items[s->first + i];
+        const uint16_t *ids =
+            moe_record_ids(m, moe_record(m, lane->half, source, item->token));
+        const float *weights =
+            (const float *)(const void *)(moe_base(m, source) +
+                                          moe_weights(&m->config.layout, &m->config.shape,
+                                                      lane->half, source, item->token));
+        for (uint32_t e = 0; e < item->entries; e++) {
+            struct moe_entry *entry = &lane->entries[item->entry + e];
+            entry->weight = weights[entry->position];
+            for (uint32_t j = entry->position + 1u; j < k; j++) {
+                if (ids[j] == ids[entry->position])
+                    entry->weight += weights[j];
+            }
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------- contributions
+ */
+
+static bool gives_exact(const struct giving *g, const struct moe_source *s)
+{
+    const struct moe_config *c = &g->m->config;
+    return c->exact || (!s->weighted && !g->fused && c->shape.order != MOE_RANK_MAJOR);
+}
+
+/* Puts contribution number `number` of an item to the messaged members of the group. */
+static void put_contribution(struct hdl_moe *m, const struct moe_lane *lane,
+                             uint32_t group, const struct moe_item *item, uint32_t index,
+                             size_t at)
+{
+    const struct moe_layout *l = &m->config.layout;
+    uint32_t dp = m->config.shape.dp;
+    for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
+        if (!lane->seen[r] || !moe_reachable(m, lane, r))
+            continue;
+        if (m->peers->ops->put(m->peers, r, moe_take(l, lane->half, item->token, index),
+                               m->peers->own + at, l->give_bytes,
+                               moe_landed(l, lane->half, item->token, index),
+                               lane->flag) == HDL_OK)
+            m->bytes_sent[r] += l->give_bytes;
+    }
+}
+
+static const uint8_t *output_row(const struct giving *g, uint32_t row)
+{
+    const struct moe_shape *s = &g->m->config.shape;
+    return g->rows + (size_t)row * s->hidden * s->take_elem;
+}
+
+/* One row for all experts of the item. */
+static void give_sum(struct giving *g, uint32_t group, const struct moe_item *item)
+{
+    struct hdl_moe *m = g->m;
+    const struct moe_config *c = &m->config;
+    bool summed = c->shape.order == MOE_RANK_MAJOR;
+    size_t at = moe_give(&c->layout, &c->shape, g->lane->half, group * c->shape.dp,
+                         item->token, 0);
+    uint32_t n = summed ? 1 : item->entries;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct moe_entry *entry = &g->lane->entries[item->entry + i];
+        m->parts[i] = output_row(g, summed ? item->row : entry->row);
+        m->part_weights[i] = entry->weight;
+    }
+    moe_rows_give(&m->wire, m->peers->own + at, m->parts, summed ? NULL : m->part_weights,
+                  n, g->lane->stream);
+    if (m->peers->messaged)
+        put_contribution(m, g->lane, group, item, item->index, at);
+}
+
+/* One row for each expert of the item. */
+static void give_each(struct giving *g, uint32_t group, const struct moe_item *item)
+{
+    struct hdl_moe *m = g->m;
+    const struct moe_config *c = &m->config;
+    for (uint32_t i = 0; i < item->entries; i++) {
+        const struct moe_entry *entry = &g->lane->entries[item->entry + i];
+        const void *row = output_row(g, entry->row);
+        size_t at = moe_give(&c->layout, &c->shape, g->lane->half, group * c->shape.dp,
+                             item->token, i);
+        moe_rows_give(&m->wire, m->peers->own + at, &row, NULL, 1, g->lane->stream);
+        if (m->peers->messaged)
+            put_contribution(m, g->lane, group, item, entry->position, at);
+    }
+}
+
+static void tell_group(struct hdl_moe *m, const struct moe_lane *lane, uint32_t group,
+                       enum moe_note note)
+{
+    uint32_t dp = m->config.shape.dp;
+    for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
+        moe_tell(m, lane, r, note);
+}
+
+static void give_group(struct giving *g, uint32_t group)
+{
+    struct moe_lane *lane = g->lane;
+    const struct moe_source *s = &lane->source[lane->listen[group]];
+    bool exact = gives_exact(g, s);
+    for (uint32_t i = 0; i < s->count; i++) {
+        if (exact)
+            give_each(g, group, &lane->items[s->first + i]);
+        else
+            give_sum(g, group, &lane->items[s->first + i]);
+    }
+    if (lane->stream)
+        moe_rows_fence();
+    tell_group(g->m, lane, group, exact ? MOE_GIVEN_EXACT : MOE_GIVEN);
+}
+
+/* --------------------------------------------------------------------- waits for weights
+ */
+
+static bool needs_weights(const struct giving *g, const struct moe_source *s)
+{
+    return !s->weighted && s->count > 0 && !gives_exact(g, s) &&
+           g->m->config.shape.order != MOE_RANK_MAJOR;
+}
+
+/* A group that waits for weights and whose weights are there, or whose rank is gone. */
+static bool some_weights_came(void *argument)
+{
+    struct giving *g = argument;
+    struct hdl_moe *m = g->m;
+    for (uint32_t i = 0; i < m->config.layout.sources; i++) {
+        uint32_t source = g->lane->listen[i];
+        if (!m->pending[source])
+            continue;
+        uint64_t flag = atomic_load_explicit(&moe_line(m, g->lane->half, source)->weights,
+                                             memory_order_acquire);
+        if (flag >= g->lane->flag || moe_gone(m, source)) {
+            g->ready = i;
+            return true;
+        }
+    }
+    return m->peers->ops->check(m->peers) != HDL_OK;
+}
+
+static void give_late(struct giving *g, uint32_t group, struct moe_call *call)
+{
+    struct hdl_moe *m = g->m;
+    uint32_t source = g->lane->listen[group];
+    uint64_t flag = atomic_load_explicit(&moe_line(m, g->lane->half, source)->weights,
+                                         memory_order_acquire);
+    m->pending[source] = 0;
+    if (flag == g->lane->flag) {
+        read_weights(m, g->lane, source);
+        give_group(g, group);
+    } else {
+        tell_group(m, g->lane, group, MOE_DROPPED);
+        moe_call_lose(m, call, source);
+    }
+}
+
+static void give_all(struct giving *g, struct moe_call *call)
+{
+    struct hdl_moe *m = g->m;
+    uint32_t groups = m->config.layout.sources, left = 0;
+    uint32_t own = m->peers->self / m->config.shape.dp;
+    memset(m->pending, 0, m->config.shape.ranks);
+    for (uint32_t i = 1; i <= groups; i++) { /* the own tokens last */
+        uint32_t group = (own + i) % groups, source = g->lane->listen[group];
+        const struct moe_source *s = &g->lane->source[source];
+        if (s->state != MOE_SOURCE_TAKEN) {
+            tell_group(m, g->lane, group, MOE_DROPPED);
+        } else if (needs_weights(g, s)) {
+            m->pending[source] = 1;
+            left++;
+        } else {
+            give_group(g, group);
+        }
+    }
+    for (; left > 0; left--) {
+        g->ready = UINT32_MAX;
+        if (!some_weights_came(g)) {
+            int64_t start = base_now_ns();
+            m->peers->ops->wait(m->peers, some_weights_came, g, call->deadline_ns);
+            moe_count_wait(m, start);
+        }
+        if (g->ready == UINT32_MAX)
+            break;
+        give_late(g, g->ready, call);
+    }
+    for (uint32_t i = 0; left > 0 && i < groups; i++) {
+        if (m->pending[g->lane->listen[i]])
+            give_late(g, i, call);
+    }
+}
+
+enum hdl_status moe_combine_begin(struct hdl_moe *m, struct moe_lane *lane,
+                                  const struct hdl_moe_outputs *outputs,
+                                  struct moe_call *call, bool fused)
+{
+    struct giving g = {.m = m, .lane = lane, .rows = outputs->rows, .fused = fused};
+    bool unweighted = m->config.shape.order == MOE_RANK_MAJOR;
+    if (lane->num_items > 0 && !outputs->rows) {
+        moe_step_fail(m, lane);
+        m->last_error = HDL_EINVAL;
+        return base_fail(HDL_EINVAL, "combine: rows are NULL with %u rows received",
+                         lane->num_items);
+    }
+    if (!lane->weighted && !unweighted && lane->tokens > 0 && !outputs->weights) {
+        moe_step_fail(m, lane);
+        m->last_error = HDL_EINVAL;
+        return base_fail(
+            HDL_EINVAL,
+            "combine: dispatch of %u tokens had no weights, and there are none",
+            lane->tokens);
+    }
+    lane->exact = m->config.exact || (!lane->weighted && !fused && !unweighted);
+    if (!lane->weighted && m->config.shape.late_weights && !unweighted)
+        publish_weights(m, lane, outputs->weights);
+    give_all(&g, call);
+    moe_mark_puts(m, lane);
+    lane->phase = MOE_COMBINING;
+    return m->peers->ops->check(m->peers);
+}

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Receive phase of combine: waits for the contributions to the own tokens and adds them.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "moe/exchange.h"
+
+struct taking {
+    struct hdl_moe *m;
+    struct moe_lane *lane;
+    const struct hdl_moe_result *result;
+    uint32_t token; /* wait_for_rows: the first one that may lack a row */
+    uint32_t blocked_by;
+};
+
+/* m->pending: what is known of a rank's contributions. */
+enum {
+    TAKE_NOTHING = 0, /* no token chose it */
+    TAKE_WAITING,
+    TAKE_THERE,
+    TAKE_MISSING
+};
+
+static const float *own_weights(const struct hdl_moe *m, const struct moe_lane *lane,
+                                uint32_t token, const float *record)
+{
+    if (lane->weighted || !m->config.shape.late_weights)
+        return record;
+    return (const float *)(const void *)(m->peers->own +
+                                         moe_weights(&m->config.layout, &m->config.shape,
+                                                     lane->half, m->peers->self, token));
+}
+
+/* Routes of an own token, positions ascending. */
+static uint32_t own_routes(struct hdl_moe *m, const struct moe_lane *lane, uint32_t token)
+{
+    const float *record = moe_record(m, lane->half, m->peers->self, token);
+    return moe_resolve(&m->config, moe_record_ids(m, record),
+                       own_weights(m, lane, token, record), m->peers->self, token,
+                       lane->active, m->routes);
+}
+
+/* ------------------------------------------------------------------------------- lines
+ */
+
+/* Looks at a contributor's line; false while it says nothing of this step. */
+static bool line_decided(const struct taking *t, uint32_t rank)
+{
+    struct hdl_moe *m = t->m;
+    const struct moe_layout *l = &m->config.layout;
+    uint8_t *base = moe_base(m, rank);
+    size_t at = moe_mapped(m, rank) ? moe_line_out(l, t->lane->half, m->peers->self)
+                                    : moe_line_in(l, t->lane->half, rank);
+    uint64_t word = atomic_load_explicit(moe_word(base, at), memory_order_acquire);
+    uint64_t flag = word & ~MOE_NOTE_MASK;
+    if (flag < t->lane->flag && !moe_gone(m, rank))
+        return false;
+    bool there = flag == t->lane->flag && (word & MOE_NOTE_MASK) != MOE_DROPPED;
+    m->pending[rank] = there ? TAKE_THERE : TAKE_MISSING;
+    m->stale_drops += flag > t->lane->flag;
+    m->needs[rank] = (uint32_t)(word & MOE_NOTE_MASK); /* the form it came in */
+    return true;
+}
+
+static bool lines_decided(void *argument)
+{
+    struct taking *t = argument;
+    struct hdl_moe *m = t->m;
+    bool all = true;
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] == TAKE_WAITING && !line_decided(t, r))
+            all = false;
+    }
+    return all || m->peers->ops->check(m->peers) != HDL_OK;
+}
+
+static void wait_for_lines(struct taking *t, struct moe_call *call)
+{
+    struct hdl_moe *m = t->m;
+    memset(m->pending, TAKE_NOTHING, m->config.shape.ranks);
+    for (uint32_t i = 0; i < t->lane->tokens; i++) {
+        uint32_t n = own_routes(m, t->lane, i);
+        for (uint32_t j = 0; j < n; j++) {
+            uint32_t r = m->routes[j].rank;
+            m->pending[r] = moe_bit(m->mask, r) ? TAKE_WAITING : TAKE_MISSING;
+        }
+    }
+    if (!lines_decided(t)) {
+        int64_t start = base_now_ns();
+        for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+            m->run_begin[r] = m->pending[r] == TAKE_WAITING;
+        m->peers->ops->wait(m->peers, lines_decided, t, call->deadline_ns);
+        uint64_t waited = (uint64_t)(base_now_ns() - start);
+        for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+            m->wait_ns[r] += m->run_begin[r] ? waited : 0;
+    }
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] != TAKE_WAITING)
+            continue;
+        m->pending[r] = TAKE_MISSING;
+        moe_call_lose(m, call, r);
+    }
+}
+
+/* With weights that come late, all ranks must combine in the same way. */
+static enum hdl_status check_forms(struct taking *t)
+{
+    struct hdl_moe *m = t->m;
+    uint32_t wanted = t->lane->exact ? MOE_GIVEN_EXACT : MOE_GIVEN;
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] == TAKE_THERE && m->needs[r] != wanted)
+            return base_fail(
+                HDL_EPEER,
+                "rank %u combined in %s, this rank in %s; with late weights all "
+                "must do the same",
+                r, t->lane->exact ? "one call" : "two phases",
+                t->lane->exact ? "two phases" : "one call");
+    }
+    return HDL_OK;
+}
+
+/* ------------------------------------------------------------------------ rows by put */
+
+/* Sorts routes by rank (stable) and keeps one of each. */
+static uint32_t by_rank(struct moe_route *routes, uint32_t n)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        struct moe_route route = routes[i];
+        uint32_t at = kept;
+        while (at > 0 && routes[at - 1].rank > route.rank)
+            at--;
+        if (at > 0 && routes[at - 1].rank == route.rank)
+            continue;
+        memmove(&routes[at + 1], &routes[at], (kept - at) * sizeof(route));
+        routes[at] = route;
+        kept++;
+    }
+    return kept;
+}
+
+/* Have all contributions to messaged tokens landed? */
+static bool rows_landed(void *argument)
+{
+    struct taking *t = argument;
+    struct hdl_moe *m = t->m;
+    for (; t->token < t->lane->tokens; t->token++) {
+        uint32_t n = own_routes(m, t->lane, t->token);
+        if (!t->lane->exact)
+            n = by_rank(m->routes, n);
+        for (uint32_t j = 0; j < n; j++) {
+            uint32_t r = m->routes[j].rank;
+            if (moe_mapped(m, r) || m->pending[r] != TAKE_THERE)
+                continue;
+            uint32_t index = t->lane->exact ? m->routes[j].position : j;
+            size_t at = moe_landed(&m->config.layout, t->lane->half, t->token, index);
+            if (atomic_load_explicit(moe_word(m->peers->own, at), memory_order_acquire) ==
+                t->lane->flag)
+                continue;
+            t->blocked_by = r;
+            if (!moe_gone(m, r))
+                return m->peers->ops->check(m->peers) != HDL_OK;
+            m->pending[r] = TAKE_MISSING;
+        }
+    }
+    return true;
+}
+
+static void wait_for_rows(struct taking *t, struct moe_call *call)
+{
+    struct hdl_moe *m = t->m;
+    if (!m->peers->messaged)
+        return;
+    t->token = 0;
+    while (!rows_landed(t)) {
+        if (m->peers->ops->wait(m->peers, rows_landed, t, call->deadline_ns))
+            break;
+        m->pending[t->blocked_by] = TAKE_MISSING;
+        moe_call_lose(m, call, t->blocked_by);
+    }
+}
+
+/* -------------------------------------------------------------------------------- sums
+ */
+
+/* Number of a route among those of its token that go to the same rank, experts ascending.
+ */
+static uint32_t number_at_rank(const struct moe_route *routes, uint32_t n, uint32_t j)
+{
+    uint32_t number = 0;
+    for (uint32_t i = 0; i < n; i++)
+        number += routes[i].rank == routes[j].rank && routes[i].local < routes[j].local;
+    return number;
+}
+
+static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t rank,
+                              uint32_t index, uint32_t number)
+{
+    const struct moe_config *c = &t->m->config;
+    uint32_t owner = t->m->peers->self / c->shape.dp * c->shape.dp;
+    if (moe_mapped(t->m, rank))
+        return moe_base(t->m, rank) +
+               moe_give(&c->layout, &c->shape, t->lane->half, owner, token, number);
+    return t->m->peers->own + moe_take(&c->layout, t->lane->half, token, index);
+}
+
+/* Collects the contributions to a token; returns their number. */
+static uint32_t collect(struct taking *t, uint32_t token, bool *missing)
+{
+    struct hdl_moe *m = t->m;
+    uint32_t n = own_routes(m, t->lane, token), found = 0;
+    if (!t->lane->exact)
+        n = by_rank(m->routes, n);
+    for (uint32_t j = 0; j < n; j++) {
+        const struct moe_route *route = &m->routes[j];
+        if (m->pending[route->rank] != TAKE_THERE) {
+            *missing = true;
+            continue;
+        }
+        uint32_t index = t->lane->exact ? route->position : j;
+        uint32_t number = t->lane->exact ? number_at_rank(m->routes, n, j) : 0;
+        m->parts[found] = part_at(t, token, route->rank, index, number);
+        m->part_weights[found++] = route->weight;
+        if (route->rank != m->peers->self)
+            m->bytes_received[route->rank] += m->config.layout.give_bytes;
+    }
+    return found;
+}
+
+/* Is every mapped contributor still in this step? Those that are not become missing. */
+static bool still_there(struct taking *t)
+{
+    struct hdl_moe *m = t->m;
+    bool all = true;
+    atomic_thread_fence(memory_order_acquire);
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] != TAKE_THERE || !moe_mapped(m, r))
+            continue;
+        if (atomic_load_explicit(&moe_line(m, t->lane->half, r)->begun,
+                                 memory_order_relaxed) == t->lane->flag)
+            continue;
+        m->pending[r] = TAKE_MISSING;
+        m->stale_drops++;
+        all = false;
+    }
+    return all;
+}
+
+/* Copies what was collected, for sums that cannot be repeated. */
+static void copy_parts(struct hdl_moe *m, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint8_t *to = m->copies + i * m->config.layout.give_stride;
+        memcpy(to, m->parts[i], m->config.layout.give_bytes);
+        m->parts[i] = to;
+    }
+}
+
+static bool add_token(struct taking *t, uint32_t token)
+{
+    struct hdl_moe *m = t->m;
+    const struct hdl_moe_result *r = t->result;
+    size_t bytes = (size_t)m->config.shape.hidden * m->config.shape.take_elem;
+    size_t at = token * bytes;
+    bool missing = false;
+    uint32_t n = collect(t, token, &missing);
+    if (r->accumulate) {
+        copy_parts(m, n);
+        if (!still_there(t))
+            return add_token(t, token); /* without those */
+    }
+    struct moe_take take = {.parts = m->parts,
+                            .weights = t->lane->exact ? m->part_weights : NULL,
+                            .n = n,
+                            .accumulate = r->accumulate};
+    for (int b = 0; b < 2; b++)
+        take.bias[b] = r->bias[b] ? (const uint8_t *)r->bias[b] + at : NULL;
+    moe_rows_take(&m->wire, (uint8_t *)r->rows + at, &take, t->lane->stream);
+    if (r->missing)
+        r->missing[token] = missing;
+    return missing;
+}
+
+static bool add_all(struct taking *t)
+{
+    bool missing = false;
+    for (uint32_t i = 0; i < t->lane->tokens; i++)
+        missing = add_token(t, i) || missing;
+    return missing;
+}
+
+enum hdl_status moe_combine_finish(struct hdl_moe *m, struct moe_lane *lane,
+                                   const struct hdl_moe_result *result,
+                                   struct moe_call *call)
+{
+    struct taking t = {.m = m, .lane = lane, .result = result};
+    if (lane->tokens > 0 && !result->rows) {
+        lane->phase = MOE_IDLE;
+        m->failed_steps++;
+        m->last_error = HDL_EINVAL;
+        return base_fail(HDL_EINVAL, "combine: result rows are NULL with %u tokens",
+                         lane->tokens);
+    }
+    wait_for_lines(&t, call);
+    wait_for_rows(&t, call);
+    lane->phase = MOE_IDLE;
+    enum hdl_status status = m->peers->ops->check(m->peers);
+    if (status == HDL_OK)
+        status = check_forms(&t);
+    if (status != HDL_OK) {
+        m->failed_steps++;
+        m->last_error = status;
+        return status;
+    }
+    bool missing = add_all(&t);
+    while (!result->accumulate && !still_there(&t))
+        missing = add_all(&t); /* without those whose arena moved on */
+    if (lane->stream)
+        moe_rows_fence();
+    return moe_call_end(m, call, missing);
+}
