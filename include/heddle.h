@@ -603,7 +603,7 @@ struct hdl_moe_received {
     int64_t *row_numbers;  /* INDEXED: rows of expert 0, of expert 1, ... */
     int32_t *source_token; /* [row] token number at its source; -1 = did not come, zeros */
     int64_t *ranges;       /* [L][S] begin << 32 | count: rows of a source for an expert
-                              (RANK_MAJOR, INDEXED: entries of the expert's list) */
+                              (RANK_MAJOR, INDEXED: places in the expert's list) */
     int32_t *local_ids;    /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
     float *weights;        /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
     int32_t *source_counts; /* [S] rows of each source */

@@ -108,9 +108,10 @@ static void place_experts(struct hdl_moe *m, struct hdl_moe_received *out)
     const struct moe_shape *s = &m->config.shape;
     size_t stride = (size_t)m->config.layout.sources * s->max_tokens, at = 0;
     bool flat = s->order == MOE_EXPERT_FLAT;
+    bool offsets = out->offsets && (flat || s->order == MOE_INDEXED);
     for (uint32_t e = 0; e < m->local; e++) {
         size_t count = m->cursor[e], begin = s->order == MOE_EXPERT_3D ? e * stride : at;
-        if (out->offsets && s->order != MOE_EXPERT_3D)
+        if (offsets)
             out->offsets[e] = (int64_t)begin;
         m->cursor[e] = (uint32_t)begin;
         at = begin + count;
@@ -119,7 +120,7 @@ static void place_experts(struct hdl_moe *m, struct hdl_moe_received *out)
         if (flat && m->config.zero_padding)
             zero_rows(m, out, begin + count, at);
     }
-    if (out->offsets && s->order != MOE_EXPERT_3D)
+    if (offsets)
         out->offsets[m->local] = (int64_t)at;
     if (flat)
         out->num_rows = (int64_t)at;

@@ -190,7 +190,7 @@ static int64_t index_expert(const struct world *w, uint32_t me, uint32_t local,
         int64_t source = member_for(w, g, me), from = at;
         for (int64_t t = 0; source >= 0 && t < w->ranks[source].tokens; t++) {
             if (first_entry(w, (uint32_t)source, t, me, local) >= 0) {
-                if (out->row_numbers)
+                if (out->row_numbers && c->shape.order == MOE_INDEXED)
                     out->row_numbers[at] = row;
                 at++;
             }
@@ -239,10 +239,10 @@ static void dispatch_rows(const struct world *w, uint32_t me,
         out->num_pairs = index_expert(w, me, e, from, out);
         if (out->counts)
             out->counts[e] = (int32_t)(out->num_pairs - from);
-        if (out->offsets)
+        if (out->offsets && c->shape.order == MOE_INDEXED)
             out->offsets[e] = from;
     }
-    if (out->offsets)
+    if (out->offsets && c->shape.order == MOE_INDEXED)
         out->offsets[local] = out->num_pairs;
 }
 
