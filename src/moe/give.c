@@ -22,7 +22,7 @@ static void put_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t a
     size_t flag = moe_header(&m->config.layout, lane->half, m->peers->self) +
                   offsetof(struct moe_header_line, weights);
     for (uint32_t r = 0; m->peers->messaged && r < m->config.shape.ranks; r++) {
-        if (!lane->seen[r] || !moe_reachable(m, lane, r))
+        if (!moe_reachable(m, lane, r))
             continue;
         if (m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
                                lane->flag) == HDL_OK)
@@ -88,7 +88,7 @@ static void put_contribution(struct hdl_moe *m, const struct moe_lane *lane,
     const struct moe_layout *l = &m->config.layout;
     uint32_t dp = m->config.shape.dp;
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
-        if (!lane->seen[r] || !moe_reachable(m, lane, r))
+        if (!moe_reachable(m, lane, r))
             continue;
         if (m->peers->ops->put(m->peers, r, moe_take(l, lane->half, item->token, index),
                                m->peers->own + at, l->give_bytes,
