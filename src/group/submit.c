@@ -9,7 +9,7 @@
 #include "group/p2p.h"
 #include "group/wait.h"
 
-enum { INLINE_ROUNDS = 256, LAST_WORDS = 1024 };
+enum { INLINE_ROUNDS = 64, LAST_WORDS = 1024 };
 
 /* Of the thread's last blocking operation. The common case, none, costs one store. */
 static _Thread_local uint32_t last_failed __attribute__((tls_model("initial-exec")));

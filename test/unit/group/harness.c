@@ -50,6 +50,8 @@ void harness_open_rank(struct harness *h, uint32_t rank)
     me->harness = h;
     me->rank = rank;
     base_env_init(&me->env);
+    if (getenv("HEDDLE_TEST_PIECES"))
+        strcpy(me->env.config.algorithm.text, "allreduce=pieces,reduce=pieces");
     CHECK(group_engine_create(&me->env, NULL, NULL, &me->engine) == HDL_OK);
     me->group = base_alloc_aligned(&me->env, 64, 1, sizeof(*me->group));
     CHECK(me->group);
@@ -126,30 +128,42 @@ void harness_run(struct harness *h, void (*body)(struct harness_rank *me, void *
     harness_join(h);
 }
 
-/* Asks every living rank; the largest `published` and the largest `next`. */
-static uint64_t ask(struct harness *h, uint32_t dead, uint64_t *next)
+/* Asks every living rank: the largest `published` and `next`, the chunks of the operation
+ * that `published` lies in. */
+struct sum {
+    uint64_t last, next, chunks;
+};
+
+static struct sum ask(struct harness *h, uint32_t dead)
 {
-    uint64_t last = 0;
+    struct sum sum = {0};
     struct ctl_open_op open[CTL_OPEN_MAX];
     struct ctl_prepare prepare = {.ballot = h->epoch, .num_dead = 1, .dead = &dead};
-    for (uint32_t r = 0; r < h->num_ranks; r++) {
-        uint64_t published = 0;
-        struct ctl_answer answer = {.published = &published, .open = open};
-        if (h->ranks[r].dead)
-            continue;
-        group_freeze(h->ranks[r].group, &prepare, &answer);
-        last = published > last ? published : last;
-        *next = answer.next > *next ? answer.next : *next;
+    for (int round = 0; round < 2; round++) {
+        for (uint32_t r = 0; r < h->num_ranks; r++) {
+            uint64_t published = 0;
+            struct ctl_answer answer = {.published = &published, .open = open};
+            if (h->ranks[r].dead)
+                continue;
+            group_freeze(h->ranks[r].group, &prepare, &answer);
+            sum.last = published > sum.last ? published : sum.last;
+            sum.next = answer.next > sum.next ? answer.next : sum.next;
+            for (uint32_t i = 0; i < answer.num_open; i++)
+                if (open[i].op == ctl_x_op(sum.last) && open[i].num_chunks)
+                    sum.chunks = open[i].num_chunks;
+        }
     }
-    return last;
+    return sum;
 }
 
 void harness_lose(struct harness *h, uint32_t dead, bool deactivate)
 {
-    uint64_t next = 0;
     h->epoch++;
     h->ranks[dead].dead = true;
-    uint64_t last = ask(h, dead, &next);
+    struct sum sum = ask(h, dead);
+    uint64_t last = sum.last, lacking = ctl_x_op(last);
+    if (sum.chunks == 0 || ctl_x_chunk(last) + 1 >= sum.chunks)
+        lacking++;
     struct ctl_view *view = ctl_view_new(&h->env, h->capacity, 1);
     CHECK(view);
     for (uint32_t i = 0; i < h->capacity; i++)
@@ -162,7 +176,7 @@ void harness_lose(struct harness *h, uint32_t dead, bool deactivate)
     slot->last = last;
     slot->reported = CTL_OP_FOREVER;
     if (deactivate)
-        slot->reported = next - 1 > ctl_x_op(last) + 1 ? next - 1 : ctl_x_op(last) + 1;
+        slot->reported = sum.next - 1 > lacking ? sum.next - 1 : lacking;
     ctl_view_count(view);
     for (uint32_t r = 0; r < h->num_ranks; r++)
         if (!h->ranks[r].dead)

@@ -36,6 +36,7 @@ struct harness {
     struct base_env env;
     struct ctl_view *view;
     uint64_t epoch;
+    uint32_t stop[HARNESS_RANKS]; /* for tests */
     struct harness_rank ranks[HARNESS_RANKS];
 };
 

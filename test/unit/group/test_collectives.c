@@ -103,9 +103,10 @@ static void check_poison(const char *at, size_t bytes)
         CHECK((unsigned char)at[i] == POISON);
 }
 
-/* What the reduction of `count` elements must be, starting at element `at` of the inputs. */
-static char *expected(const struct harness *h, const struct spec *s, size_t total, size_t at,
-                      size_t count)
+/* What the reduction of `count` elements must be, starting at element `at` of the inputs.
+ */
+static char *expected(const struct harness *h, const struct spec *s, size_t total,
+                      size_t at, size_t count)
 {
     size_t elem = base_dtype_size(s->type), bytes = total * elem;
     char *in = malloc((bytes + 1) * h->num_ranks), *out = malloc(count * elem + 1);
@@ -126,14 +127,15 @@ static char *expected(const struct harness *h, const struct spec *s, size_t tota
 static void check_allreduce(struct harness_rank *me, const struct spec *s)
 {
     size_t bytes = s->count * base_dtype_size(s->type);
-    char *src = buffer(bytes, s->shift), *dst = s->in_place ? src : buffer(bytes, s->shift);
+    char *src = buffer(bytes, s->shift),
+         *dst = s->in_place ? src : buffer(bytes, s->shift);
     struct hdl_call call = {.size = sizeof(call), .scalar = me->rank + 1};
     fill(s->type, src, s->count, me->rank, s->count);
-    enum hdl_status status = s->root < 0
-                                 ? hdl_allreduce(me->group, src, dst, s->count, s->type, s->redop,
-                                                 &call, NULL)
-                                 : hdl_reduce(me->group, src, dst, s->count, s->type, s->redop,
-                                              s->root, &call, NULL);
+    enum hdl_status status =
+        s->root < 0
+            ? hdl_allreduce(me->group, src, dst, s->count, s->type, s->redop, &call, NULL)
+            : hdl_reduce(me->group, src, dst, s->count, s->type, s->redop, s->root, &call,
+                         NULL);
     CHECK(status == HDL_OK);
     if (s->root < 0 || s->root == (int32_t)me->rank) {
         char *want = expected(me->harness, s, s->count, 0, s->count);
@@ -148,7 +150,8 @@ static void check_allreduce(struct harness_rank *me, const struct spec *s)
     release(src, s->shift);
 }
 
-static void check_reduce_scatter(struct harness_rank *me, const struct spec *s, bool counts_given)
+static void check_reduce_scatter(struct harness_rank *me, const struct spec *s,
+                                 bool counts_given)
 {
     uint32_t n = me->harness->num_ranks;
     size_t elem = base_dtype_size(s->type), counts[HARNESS_RANKS], at = 0, total = 0;
@@ -162,11 +165,11 @@ static void check_reduce_scatter(struct harness_rank *me, const struct spec *s, 
     char *dst = s->in_place ? src + at * elem : buffer(mine * elem, s->shift);
     struct hdl_call call = {.size = sizeof(call), .scalar = me->rank + 1};
     fill(s->type, src, total, me->rank, total);
-    enum hdl_status status =
-        counts_given ? hdl_reduce_scatterv(me->group, src, dst, counts, s->type, s->redop, &call,
-                                           NULL)
-                     : hdl_reduce_scatter(me->group, src, dst, s->count, s->type, s->redop, &call,
-                                          NULL);
+    enum hdl_status status = counts_given
+                                 ? hdl_reduce_scatterv(me->group, src, dst, counts,
+                                                       s->type, s->redop, &call, NULL)
+                                 : hdl_reduce_scatter(me->group, src, dst, s->count,
+                                                      s->type, s->redop, &call, NULL);
     CHECK(status == HDL_OK);
     char *want = expected(me->harness, s, total, at, mine);
     CHECK(memcmp(want, dst, mine * elem) == 0);
@@ -181,13 +184,17 @@ static void check_reduce_scatter(struct harness_rank *me, const struct spec *s, 
 static void check_broadcast(struct harness_rank *me, const struct spec *s)
 {
     size_t bytes = s->count * base_dtype_size(s->type);
-    char *src = buffer(bytes, s->shift), *dst = buffer(bytes, s->shift), *want = buffer(bytes, 0);
+    char *src = buffer(bytes, s->shift), *dst = buffer(bytes, s->shift),
+         *want = buffer(bytes, 0);
     bool root = s->root == (int32_t)me->rank;
     fill(s->type, want, s->count, (uint32_t)s->root, s->count);
     if (root)
         memcpy(s->in_place ? dst : src, want, bytes);
-    CHECK(hdl_broadcast(me->group, s->in_place ? dst : root ? src : NULL, dst, s->count, s->type,
-                        s->root, NULL, NULL) == HDL_OK);
+    CHECK(hdl_broadcast(me->group,
+                        s->in_place ? dst
+                        : root      ? src
+                                    : NULL,
+                        dst, s->count, s->type, s->root, NULL, NULL) == HDL_OK);
     CHECK(memcmp(dst, want, bytes) == 0);
     check_margins(dst, bytes);
     release(src, s->shift);
@@ -196,8 +203,8 @@ static void check_broadcast(struct harness_rank *me, const struct spec *s)
 }
 
 /* counts and displs with gaps, one rank without data. */
-static size_t layout(const struct harness *h, const struct spec *s, bool v, size_t *counts,
-                     size_t *displs)
+static size_t layout(const struct harness *h, const struct spec *s, bool v,
+                     size_t *counts, size_t *displs)
 {
     size_t end = 0;
     for (uint32_t r = 0; r < h->num_ranks; r++) {
@@ -218,13 +225,14 @@ static void check_gather(struct harness_rank *me, const struct spec *s, bool v)
     fill(s->type, src, counts[me->rank], me->rank, s->count);
     enum hdl_status status;
     if (s->root < 0)
-        status = v ? hdl_allgatherv(me->group, src, dst, counts, displs, s->type, NULL, NULL)
-                   : hdl_allgather(me->group, src, dst, s->count, s->type, NULL, NULL);
+        status =
+            v ? hdl_allgatherv(me->group, src, dst, counts, displs, s->type, NULL, NULL)
+              : hdl_allgather(me->group, src, dst, s->count, s->type, NULL, NULL);
     else
-        status = v ? hdl_gatherv(me->group, src, dst, counts, writes ? displs : NULL, s->type,
-                                 s->root, NULL, NULL)
-                   : hdl_gather(me->group, src, writes ? dst : NULL, s->count, s->type, s->root,
-                                NULL, NULL);
+        status = v ? hdl_gatherv(me->group, src, dst, counts, writes ? displs : NULL,
+                                 s->type, s->root, NULL, NULL)
+                   : hdl_gather(me->group, src, writes ? dst : NULL, s->count, s->type,
+                                s->root, NULL, NULL);
     CHECK(status == HDL_OK);
     char *want = buffer(total, 0);
     for (uint32_t r = 0; writes && r < me->harness->num_ranks; r++)
@@ -242,14 +250,15 @@ static void check_scatter(struct harness_rank *me, const struct spec *s, bool v)
     size_t total = layout(me->harness, s, v, counts, displs) * elem;
     size_t mine = counts[me->rank] * elem;
     bool root = s->root == (int32_t)me->rank;
-    char *src = buffer(total, s->shift), *dst = buffer(mine, s->shift), *want = buffer(mine, 0);
+    char *src = buffer(total, s->shift), *dst = buffer(mine, s->shift),
+         *want = buffer(mine, 0);
     for (uint32_t r = 0; root && r < me->harness->num_ranks; r++)
         fill(s->type, src + displs[r] * elem, counts[r], r, s->count);
     fill(s->type, want, counts[me->rank], me->rank, s->count);
-    CHECK((v ? hdl_scatterv(me->group, root ? src : NULL, counts, root ? displs : NULL, dst,
-                            s->type, s->root, NULL, NULL)
-             : hdl_scatter(me->group, root ? src : NULL, dst, s->count, s->type, s->root, NULL,
-                           NULL)) == HDL_OK);
+    CHECK((v ? hdl_scatterv(me->group, root ? src : NULL, counts, root ? displs : NULL,
+                            dst, s->type, s->root, NULL, NULL)
+             : hdl_scatter(me->group, root ? src : NULL, dst, s->count, s->type, s->root,
+                           NULL, NULL)) == HDL_OK);
     CHECK(memcmp(want, dst, mine) == 0);
     check_margins(dst, mine);
     release(src, s->shift);
@@ -259,7 +268,8 @@ static void check_scatter(struct harness_rank *me, const struct spec *s, bool v)
 
 static size_t pair_count(const struct spec *s, bool v, uint32_t from, uint32_t to)
 {
-    return v && !s->in_place ? (s->count + from * 2 + to) * (from != 1 || to != 0) : s->count;
+    return v && !s->in_place ? (s->count + from * 2 + to) * (from != 1 || to != 0)
+                             : s->count;
 }
 
 static void check_alltoall(struct harness_rank *me, const struct spec *s, bool v)
@@ -282,7 +292,8 @@ static void check_alltoall(struct harness_rank *me, const struct spec *s, bool v
         fill(s->type, want + dd[r] * elem, dc[r], r, me->rank);
     }
     CHECK((v ? hdl_alltoallv(me->group, src, sc, sd, dst, dc, dd, s->type, NULL, NULL)
-             : hdl_alltoall(me->group, src, dst, s->count, s->type, NULL, NULL)) == HDL_OK);
+             : hdl_alltoall(me->group, src, dst, s->count, s->type, NULL, NULL)) ==
+          HDL_OK);
     CHECK(memcmp(want, dst, in * elem) == 0);
     check_margins(dst, in * elem);
     if (!s->in_place)
@@ -333,7 +344,8 @@ static void run_sizes(uint32_t ranks, uint32_t chunks, size_t chunk_bytes)
     struct harness h;
     harness_open(&h, ranks, ranks, chunks, chunk_bytes);
     for (size_t i = 0; i < NUM_SIZES; i++) {
-        struct spec s = {.count = sizes[i], .type = HDL_F32, .redop = HDL_SUM, .shift = i % 2};
+        struct spec s = {
+            .count = sizes[i], .type = HDL_F32, .redop = HDL_SUM, .shift = i % 2};
         harness_run(&h, reductions, &s);
         s.type = HDL_I16;
         harness_run(&h, movements, &s);
@@ -384,7 +396,8 @@ static void holes(struct harness_rank *me, void *argument)
     (void)argument;
     int32_t mine = (int32_t)me->rank + 1, sum = 0, all[6];
     memset(all, POISON, sizeof(all));
-    CHECK(hdl_allreduce(me->group, &mine, &sum, 1, HDL_I32, HDL_SUM, NULL, NULL) == HDL_OK);
+    CHECK(hdl_allreduce(me->group, &mine, &sum, 1, HDL_I32, HDL_SUM, NULL, NULL) ==
+          HDL_OK);
     CHECK(sum == 6);
     CHECK(hdl_allgather(me->group, &mine, all, 1, HDL_I32, NULL, NULL) == HDL_OK);
     for (int r = 0; r < 3; r++)
@@ -401,7 +414,8 @@ static void test_vacant_slots(void **state)
     harness_close(&h);
 }
 
-/* ------------------------------------------------------------ many at once, mismatches */
+/* ------------------------------------------------------------ many at once, mismatches
+ */
 
 enum { MANY = 200 };
 
@@ -419,8 +433,8 @@ static void many(struct harness_rank *me, void *argument)
         if (i % 7 == 3)
             CHECK(hdl_barrier(me->group, NULL, &ops[i]) == HDL_OK);
         else
-            CHECK(hdl_allreduce(me->group, memory[i], memory[i], count, HDL_I32, HDL_SUM, NULL,
-                                &ops[i]) == HDL_OK);
+            CHECK(hdl_allreduce(me->group, memory[i], memory[i], count, HDL_I32, HDL_SUM,
+                                NULL, &ops[i]) == HDL_OK);
     }
     uint32_t n = me->harness->num_ranks;
     for (size_t j = 0; j < MANY; j++) {
@@ -448,7 +462,8 @@ static void test_many_outstanding(void **state)
 static void good_call(struct harness_rank *me)
 {
     int32_t one = 1, sum = 0;
-    CHECK(hdl_allreduce(me->group, &one, &sum, 1, HDL_I32, HDL_SUM, NULL, NULL) == HDL_OK);
+    CHECK(hdl_allreduce(me->group, &one, &sum, 1, HDL_I32, HDL_SUM, NULL, NULL) ==
+          HDL_OK);
     CHECK(sum == (int32_t)me->harness->num_ranks);
 }
 
@@ -469,11 +484,11 @@ static void mismatched(struct harness_rank *me, void *argument)
           HDL_EORDER);
     CHECK(strstr(base_detail(), "barrier") && strstr(base_detail(), "allreduce"));
     good_call(me);
-    CHECK(hdl_allreduce(me->group, odd ? NULL : in, out, 4, HDL_I32, HDL_SUM, NULL, NULL) ==
-          HDL_EINVAL);
+    CHECK(hdl_allreduce(me->group, odd ? NULL : in, out, 4, HDL_I32, HDL_SUM, NULL,
+                        NULL) == HDL_EINVAL);
     good_call(me);
-    CHECK(hdl_reduce(me->group, in, out, 4, HDL_I32, odd ? HDL_MAX : HDL_SUM, 0, NULL, NULL) ==
-          HDL_EINVAL);
+    CHECK(hdl_reduce(me->group, in, out, 4, HDL_I32, odd ? HDL_MAX : HDL_SUM, 0, NULL,
+                     NULL) == HDL_EINVAL);
     enum hdl_status status =
         hdl_broadcast(me->group, in, out, 4, HDL_I32, odd ? 1 : 0, NULL, NULL);
     CHECK(status == HDL_EINVAL || (status == HDL_OK && me->rank < 2));
@@ -483,7 +498,8 @@ static void mismatched(struct harness_rank *me, void *argument)
     check_poison((char *)out, sizeof(out));
     size_t counts[3] = {2, 2, odd ? 3 : 2}, displs[3] = {0, 4, 8};
     int32_t big[16];
-    CHECK(hdl_allgatherv(me->group, in, big, counts, displs, HDL_I32, NULL, NULL) == HDL_EINVAL);
+    CHECK(hdl_allgatherv(me->group, in, big, counts, displs, HDL_I32, NULL, NULL) ==
+          HDL_EINVAL);
     good_call(me);
 }
 
@@ -504,8 +520,8 @@ static void unequal_pairs(struct harness_rank *me, void *argument)
     memset(out, POISON, sizeof(out));
     if (me->rank == 2)
         want[1] = 2;
-    CHECK(hdl_alltoallv(me->group, in, send, displs, out, want, displs, HDL_I32, NULL, NULL) ==
-          HDL_EINVAL);
+    CHECK(hdl_alltoallv(me->group, in, send, displs, out, want, displs, HDL_I32, NULL,
+                        NULL) == HDL_EINVAL);
     CHECK(strstr(base_detail(), "rank 1 sends 1") && strstr(base_detail(), "rank 2"));
     check_poison((char *)out, sizeof(out));
     good_call(me);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Send and receive over mapped streams: tags, any source, large both ways, many, lengths. */
+/* Send and receive over mapped streams: tags, any source, large both ways, many, lengths.
+ */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -26,14 +27,15 @@ static unsigned char *message(uint32_t from, uint32_t to, size_t salt, size_t by
     return at;
 }
 
-static void check_message(const unsigned char *at, uint32_t from, uint32_t to, size_t salt,
-                          size_t bytes)
+static void check_message(const unsigned char *at, uint32_t from, uint32_t to,
+                          size_t salt, size_t bytes)
 {
     for (size_t i = 0; i < bytes; i++)
         CHECK(at[i] == value(from, to, salt, i));
 }
 
-static const size_t sizes[] = {0, 1, 8, 39, 40, 41, 4096, 65535, 65536, 65537, 300000, 1048577};
+static const size_t sizes[] = {0,    1,     8,     39,    40,     41,
+                               4096, 65535, 65536, 65537, 300000, 1048577};
 enum { NUM_SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
 /* Blocking ping and pong of each size. */
@@ -46,11 +48,15 @@ static void ping(struct harness_rank *me, void *argument)
         unsigned char *out = message(me->rank, other, s, bytes), *in = malloc(bytes + 1);
         memset(in, 0xa5, bytes + 1);
         if (me->rank == 0) {
-            CHECK(hdl_send(me->group, out, bytes, HDL_U8, 1, (int32_t)s, NULL, NULL) == HDL_OK);
-            CHECK(hdl_recv(me->group, in, bytes, HDL_U8, 1, (int32_t)s, NULL, NULL) == HDL_OK);
+            CHECK(hdl_send(me->group, out, bytes, HDL_U8, 1, (int32_t)s, NULL, NULL) ==
+                  HDL_OK);
+            CHECK(hdl_recv(me->group, in, bytes, HDL_U8, 1, (int32_t)s, NULL, NULL) ==
+                  HDL_OK);
         } else {
-            CHECK(hdl_recv(me->group, in, bytes, HDL_U8, 0, (int32_t)s, NULL, NULL) == HDL_OK);
-            CHECK(hdl_send(me->group, out, bytes, HDL_U8, 0, (int32_t)s, NULL, NULL) == HDL_OK);
+            CHECK(hdl_recv(me->group, in, bytes, HDL_U8, 0, (int32_t)s, NULL, NULL) ==
+                  HDL_OK);
+            CHECK(hdl_send(me->group, out, bytes, HDL_U8, 0, (int32_t)s, NULL, NULL) ==
+                  HDL_OK);
         }
         check_message(in, other, me->rank, s, bytes);
         CHECK(in[bytes] == 0xa5);
@@ -98,7 +104,8 @@ static void crossing(struct harness_rank *me, void *argument)
     }
 }
 
-/* All ranks send to rank 0, which takes whatever comes; the order per sender must hold. */
+/* All ranks send to rank 0, which takes whatever comes; the order per sender must hold.
+ */
 static void gathering(struct harness_rank *me, void *argument)
 {
     enum { EACH = 300 };
@@ -116,8 +123,8 @@ static void gathering(struct harness_rank *me, void *argument)
         uint32_t note[2] = {0, 0};
         struct hdl_op *op;
         int32_t source, tag;
-        CHECK(hdl_recv(me->group, note, 2, HDL_U32, HDL_ANY_SOURCE, HDL_ANY_TAG, NULL, &op) ==
-              HDL_OK);
+        CHECK(hdl_recv(me->group, note, 2, HDL_U32, HDL_ANY_SOURCE, HDL_ANY_TAG, NULL,
+                       &op) == HDL_OK);
         CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_OK);
         CHECK(hdl_op_source(op, &source, &tag) == HDL_OK);
         CHECK(source == (int32_t)note[0] && tag == 5);
@@ -133,12 +140,14 @@ static void lengths(struct harness_rank *me, void *argument)
     unsigned char small[8] = {0};
     if (me->rank == 0) {
         CHECK(hdl_send(me->group, small, 8, HDL_U8, 1, 1, NULL, NULL) == HDL_OK);
-        CHECK(hdl_send(me->group, big[0], 200000, HDL_U8, 1, 2, NULL, NULL) == HDL_EINVAL);
+        CHECK(hdl_send(me->group, big[0], 200000, HDL_U8, 1, 2, NULL, NULL) ==
+              HDL_EINVAL);
         CHECK(hdl_send(me->group, small, 8, HDL_U8, 1, 3, NULL, NULL) == HDL_OK);
     } else {
         CHECK(hdl_recv(me->group, small, 4, HDL_U8, 0, 1, NULL, NULL) == HDL_EINVAL);
         CHECK(strstr(base_detail(), "4 bytes") && strstr(base_detail(), "sent 8"));
-        CHECK(hdl_recv(me->group, big[1], 199999, HDL_U8, 0, 2, NULL, NULL) == HDL_EINVAL);
+        CHECK(hdl_recv(me->group, big[1], 199999, HDL_U8, 0, 2, NULL, NULL) ==
+              HDL_EINVAL);
         CHECK(hdl_recv(me->group, small, 8, HDL_U8, 0, 3, NULL, NULL) == HDL_OK);
     }
     CHECK(hdl_send(me->group, small, 8, HDL_U8, 7, 3, NULL, NULL) == HDL_EINVAL);
@@ -153,8 +162,10 @@ static void both_ways(struct harness_rank *me, void *argument)
     uint32_t other = 1 - me->rank;
     unsigned char *out = message(me->rank, other, 1, bytes), *in = malloc(bytes);
     struct hdl_op *op;
-    CHECK(hdl_send(me->group, out, bytes, HDL_U8, (int32_t)other, 0, NULL, &op) == HDL_OK);
-    CHECK(hdl_recv(me->group, in, bytes, HDL_U8, (int32_t)other, 0, NULL, NULL) == HDL_OK);
+    CHECK(hdl_send(me->group, out, bytes, HDL_U8, (int32_t)other, 0, NULL, &op) ==
+          HDL_OK);
+    CHECK(hdl_recv(me->group, in, bytes, HDL_U8, (int32_t)other, 0, NULL, NULL) ==
+          HDL_OK);
     CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_OK);
     hdl_op_free(op);
     check_message(in, other, me->rank, 1, bytes);
@@ -173,10 +184,10 @@ static void flood(struct harness_rank *me, void *argument)
     for (int i = 0; i < FLOOD; i++) {
         memory[i] = message(me->rank, other, (size_t)i, BYTES);
         memory[FLOOD + i] = malloc(BYTES);
-        CHECK(hdl_recv(me->group, memory[FLOOD + i], BYTES, HDL_U8, (int32_t)other, i, NULL,
-                       &ops[FLOOD + i]) == HDL_OK);
-        CHECK(hdl_send(me->group, memory[i], BYTES, HDL_U8, (int32_t)other, i, NULL, &ops[i]) ==
-              HDL_OK);
+        CHECK(hdl_recv(me->group, memory[FLOOD + i], BYTES, HDL_U8, (int32_t)other, i,
+                       NULL, &ops[FLOOD + i]) == HDL_OK);
+        CHECK(hdl_send(me->group, memory[i], BYTES, HDL_U8, (int32_t)other, i, NULL,
+                       &ops[i]) == HDL_OK);
     }
     for (int i = 0; i < 2 * FLOOD; i++) {
         CHECK(hdl_op_wait(ops[i], HDL_FOREVER) == HDL_OK);
@@ -189,7 +200,8 @@ static void flood(struct harness_rank *me, void *argument)
     }
 }
 
-static void run(uint32_t ranks, void (*body)(struct harness_rank *, void *), void *argument)
+static void run(uint32_t ranks, void (*body)(struct harness_rank *, void *),
+                void *argument)
 {
     struct harness h;
     harness_open(&h, ranks, ranks, 4, 4096);
@@ -253,7 +265,8 @@ static void survivors(struct harness_rank *me, void *argument)
     uint32_t other = 1 - me->rank;
     struct hdl_op *op;
     CHECK(hdl_send(me->group, data, 100, HDL_U8, (int32_t)other, 1, NULL, &op) == HDL_OK);
-    CHECK(hdl_recv(me->group, data, 100, HDL_U8, HDL_ANY_SOURCE, 1, NULL, NULL) == HDL_OK);
+    CHECK(hdl_recv(me->group, data, 100, HDL_U8, HDL_ANY_SOURCE, 1, NULL, NULL) ==
+          HDL_OK);
     CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_OK);
     hdl_op_free(op);
 }
@@ -334,10 +347,10 @@ static void test_abort(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ping),        cmocka_unit_test(test_crossing),
-        cmocka_unit_test(test_any_source),  cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_both_ways),   cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_lost_peer),   cmocka_unit_test(test_lost_half_way),
+        cmocka_unit_test(test_ping),       cmocka_unit_test(test_crossing),
+        cmocka_unit_test(test_any_source), cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_lost_peer),  cmocka_unit_test(test_lost_half_way),
         cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
