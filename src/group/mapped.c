@@ -319,7 +319,8 @@ static void mapped_adopt(struct hdl_group *group, const struct group_view *older
         if (op->published > op->pulled)
             group_count(&group->counters.redone_chunks, op->published - op->pulled);
         op->use_pieces = false;
-        op->verified = false;
+        /* Behind chunk 0 its slots may hold other chunks by now. */
+        op->verified = op->pulled > 0;
         op->mismatch = false;
         op->wait_rank = 0;
         op->piece_rank = 0;
