@@ -137,13 +137,16 @@ static void finish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
     struct messaged *m = messaged_of(group);
     struct hdl_op *next = group_next_open(group, op);
     bool was_readying = m->readying == op;
+    bool chunked = op->num_chunks > 1;
     mapped_finish_chunk(group, op, chunk);
-    m->unsaid_done++;
     /* It may have ended before its last chunk. */
     struct base_list *first = base_list_first(&group->queue);
     bool open = first && base_container_of(first, struct hdl_op, node) == op;
     if (was_readying && !open)
         m->readying = next;
+    /* The next operation uses the slots of the later chunks of this one: others must know
+     * now that they are free. Else a word now and then is enough. */
+    m->unsaid_done += chunked && !open ? group->shape.window_chunks : 1;
 }
 
 static bool pull(struct hdl_group *group)
@@ -240,7 +243,12 @@ static enum hdl_status messaged_open(struct hdl_group *group)
 {
     if (group->ahead < group->shape.window_chunks / 2)
         group->ahead = group->shape.window_chunks / 2;
-    return messaged_hosts_open(group);
+    /* The first view has the handles by which hosts are told apart. No operation runs yet. */
+    atomic_fetch_add(&group->view_readers, 1);
+    atomic_store_explicit(&group->seen, atomic_load(&group->view), memory_order_release);
+    enum hdl_status status = messaged_hosts_open(group);
+    atomic_fetch_sub(&group->view_readers, 1);
+    return status;
 }
 
 static void messaged_start(struct hdl_group *group, struct hdl_op *op)

@@ -62,7 +62,7 @@ struct messaged {
     struct messaged_entry *entries;  /* [2 * W] ring, by number of publication */
     uint64_t published;              /* entries so far */
     struct hdl_op *readying;         /* first operation with chunks not ready here */
-    uint64_t unsaid_done;            /* chunks done since the last word about it */
+    uint64_t unsaid_done;            /* chunks done since the last word about it; W = say now */
     uint16_t attempt;                /* of all x from `steady` on */
     uint64_t steady;
     uint32_t *own_host; /* ranks of the own host, ascending */

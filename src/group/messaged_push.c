@@ -77,18 +77,20 @@ bool messaged_room(const struct hdl_group *group)
     return true;
 }
 
-/* Does anybody on the target's host read this rank's payload? */
-static bool wants_payload(const struct hdl_group *group, const struct messaged_target *target,
+/* Does anybody on the target's host wait for this rank's chunk? For the first all do. */
+static bool is_waited_for(const struct hdl_group *group, const struct messaged_target *target,
                           const struct messaged_entry *entry)
 {
-    if (entry->payload == 0)
-        return false;
+    const struct messaged *m = messaged_of(group);
     switch (entry->desc.kind) {
     case GROUP_GATHER:
     case GROUP_GATHERV:
     case GROUP_REDUCE:
-        return messaged_of(group)->host[entry->desc.root] ==
-               (uint32_t)(target - messaged_of(group)->targets);
+        return m->host[entry->desc.root] == (uint32_t)(target - m->targets);
+    case GROUP_BROADCAST:
+    case GROUP_SCATTER:
+    case GROUP_SCATTERV:
+        return entry->desc.root == (int32_t)group->rank;
     default:
         return true;
     }
@@ -149,9 +151,11 @@ static enum hdl_status push_entry(struct hdl_group *group, struct messaged_targe
     if (atomic_load_explicit(&slot->seq, memory_order_relaxed) != entry->x ||
         (!first && entry->x <= group->done))
         return HDL_OK;
-    bool payload = wants_payload(group, target, entry);
-    if (!payload || entry->inlined)
-        return first || payload ? push_header(group, target, entry, true) : HDL_OK;
+    bool waited_for = is_waited_for(group, target, entry);
+    if (!first && !waited_for)
+        return HDL_OK;
+    if (!waited_for || entry->payload == 0 || entry->inlined)
+        return push_header(group, target, entry, true);
     if (first && !target->head_pushed) {
         enum hdl_status status = push_header(group, target, entry, false);
         if (status != HDL_OK)
@@ -213,11 +217,14 @@ bool messaged_push(struct hdl_group *group)
     struct messaged *m = messaged_of(group);
     uint64_t often = group->shape.window_chunks / 4;
     bool say_done = m->unsaid_done >= (often ? often : 1);
-    if (say_done)
+    bool moved = false, said = true;
+    for (uint32_t t = 0; t < m->num_targets; t++) {
+        struct messaged_target *target = &m->targets[t];
+        moved |= push_target(group, target, say_done);
+        said &= target->receiver < 0 || target->done_told == group->done;
+    }
+    if (said)
         m->unsaid_done = 0;
-    bool moved = false;
-    for (uint32_t t = 0; t < m->num_targets; t++)
-        moved |= push_target(group, &m->targets[t], say_done);
     return moved;
 }
 
