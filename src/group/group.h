@@ -121,6 +121,8 @@ struct hdl_group {
     uint32_t num_open;
     uint32_t window_mask; /* W - 1 if W is a power of 2, else 0 */
     bool crowded;         /* more ranks of the group on this host than cores */
+    uint32_t late,
+        late_probes;     /* operations in a row that did not end in the first spin */
     uint32_t ahead;      /* chunks of large operations published before they are pulled */
     size_t stream_bytes; /* outputs from here on are written past the cache */
     const void **sources; /* [capacity], for reductions */

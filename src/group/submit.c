@@ -9,7 +9,7 @@
 #include "group/p2p.h"
 #include "group/wait.h"
 
-enum { INLINE_ROUNDS = 64, LAST_WORDS = 1024 };
+enum { INLINE_ROUNDS = 32, LATE_MANY = 8, LATE_PROBE = 64, LAST_WORDS = 1024 };
 
 /* Of the thread's last blocking operation. The common case, none, costs one store. */
 static _Thread_local uint32_t last_failed __attribute__((tls_model("initial-exec")));
@@ -58,11 +58,22 @@ static enum hdl_status take_result(struct hdl_op *op)
     return status;
 }
 
+/* Is a spin worth while? Not where ranks outnumber cores, and not after several
+ * operations that ended late in a row: the peer is then probably waiting for this core.
+ * Now and then a spin finds out whether that has changed. */
+static bool spins(struct hdl_group *group)
+{
+    if (group->crowded)
+        return false;
+    return group->late < LATE_MANY || ++group->late_probes % LATE_PROBE == 0;
+}
+
 /* The operation is started and the lock is held. Most end within the first rounds. */
 static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *op)
 {
     struct group_engine *engine = group->engine;
-    int rounds = group->crowded ? 1 : INLINE_ROUNDS;
+    bool patient = spins(group);
+    int rounds = patient ? INLINE_ROUNDS : 1;
     for (int i = 0; i < rounds && !group_op_finished(op); i++) {
         if (group_progress(group))
             i = 0;
@@ -75,6 +86,10 @@ static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *o
         group_engine_unlock(engine);
         (void)group_op_wait(op, BASE_FOREVER);
         group_engine_lock(engine);
+        if (group->late < LATE_MANY)
+            group->late++;
+    } else if (patient) {
+        group->late = 0;
     }
     enum hdl_status status = take_result(op);
     group_engine_unlock(engine);

@@ -14,7 +14,10 @@
 #include "group/p2p.h"
 #include "net/net.h"
 
-enum { SPIN_ROUNDS = 64, CROWDED_ROUNDS = 4, MISSING_WORDS = 1024 };
+/* Rounds of progress between two looks at the clock or two yields. A waiter spins for
+ * spin_ns once; afterwards it offers its core between short looks, so that a peer that
+ * shares the core can go on. */
+enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, MISSING_WORDS = 1024 };
 
 #define TICK_NS (10 * BASE_NS_PER_MS)
 #define SLEEP_NS (100 * BASE_NS_PER_MS)
@@ -177,9 +180,10 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
                        int64_t deadline, bool crowded)
 {
     int64_t since = 0;
+    int rounds = crowded ? CROWDED_ROUNDS : SPIN_ROUNDS;
     for (;;) {
         bool moved = false;
-        if (spin(engine, target, crowded ? CROWDED_ROUNDS : SPIN_ROUNDS, &moved))
+        if (spin(engine, target, rounds, &moved))
             return true;
         int64_t now = base_now_ns();
         if (moved || since == 0)
@@ -187,8 +191,10 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
         if (now >= deadline)
             return false;
         int64_t idle = now - since;
-        if (idle < engine->spin_ns && !crowded)
+        if (idle < engine->spin_ns && rounds == SPIN_ROUNDS)
             continue;
+        if (!crowded)
+            rounds = YIELD_ROUNDS;
         moved = false;
         if (idle < engine->yield_ns)
             sched_yield();
@@ -204,7 +210,7 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
     struct group_engine *engine = op->engine;
     struct target target = {.op = op};
     struct hdl_group *group = op->group;
-    bool crowded = group && group->crowded;
+    bool crowded = group && (group->crowded || group->late > 0);
     if (!group_op_finished(op)) {
         atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
         (void)wait_until(engine, &target, deadline_ns, crowded);
