@@ -139,6 +139,7 @@ static enum hdl_status create_net(struct hdl_context *context,
     struct net_exchange exchange = {
         .user = context->host,
         .pid = self->pid,
+        .rank = host_rank(context->host),
         .fetch = exchange_fetch,
         .offer = exchange_offer,
         .withdraw = exchange_withdraw,

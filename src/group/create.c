@@ -303,7 +303,8 @@ static bool all_finished(void *argument)
 {
     struct hdl_group *group = argument;
     return atomic_load(&group->over) != HDL_OK ||
-           (base_list_empty(&group->queue) && !group_p2p_sends(group));
+           (base_list_empty(&group->queue) && !group_p2p_sends(group) &&
+            (!group->path->messaged || messaged_delivered(group)));
 }
 
 void hdl_group_destroy(struct hdl_group *group)

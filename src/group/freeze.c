@@ -7,6 +7,7 @@
 #include "group/group.h"
 #include "group/wait.h"
 #include "host/host.h"
+#include "net/net.h"
 
 /* The freezes counted in the word wrap around inside their field. */
 static uint64_t frozen_word(uint64_t word)
@@ -144,6 +145,17 @@ static void replace_view(struct hdl_group *group, struct group_view *view)
     atomic_store(&group->view_lock, 0);
 }
 
+/* Waits for windows of ranks that this view has lost end. */
+static void tell_net(struct hdl_group *group, const struct group_view *view)
+{
+    if (!group->engine->net)
+        return;
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (group_view_absent(view, r) && r != group->rank)
+            net_rank_lost(group->engine->net,
+                          (int32_t)ctl_rank_epoch_rank(view->ctl->slots[r].rank_epoch));
+}
+
 void group_commit(void *user, struct ctl_view *ctl)
 {
     struct hdl_group *group = user;
@@ -157,6 +169,7 @@ void group_commit(void *user, struct ctl_view *ctl)
     set_frozen(group);
     for (uint32_t i = 0; i < group->capacity; i++)
         group->fence[i] = GROUP_FOREVER;
+    tell_net(group, view);
     replace_view(group, view);
     group_count(&group->counters.views, 1);
     set_thawed(group, ctl);

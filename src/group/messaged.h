@@ -122,6 +122,9 @@ bool messaged_told(const struct hdl_group *group, uint64_t x);
 /* Has every earlier put from this slot left it? */
 bool messaged_slot_left(const struct hdl_group *group, uint32_t slot);
 
+/* Has everything this rank put reached the present peers? Before it may leave. */
+bool messaged_delivered(const struct hdl_group *group);
+
 /* messaged_stream.c: the stream of stream_mapped.c to a peer that cannot read this segment. */
 struct group_stream_ends;
 void messaged_stream_incoming(struct hdl_group *group, uint32_t peer,

@@ -252,3 +252,13 @@ bool messaged_slot_left(const struct hdl_group *group, uint32_t slot)
     }
     return true;
 }
+
+bool messaged_delivered(const struct hdl_group *group)
+{
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct hdl_peer_window *remote = group->peer[r].remote;
+        if (remote && group_view_present(group->seen, r) && !net_remote_delivered(remote))
+            return false;
+    }
+    return true;
+}

@@ -171,6 +171,16 @@ static uint64_t fabric_done(const struct hdl_peer_window *owner)
     return atomic_load_explicit(&owner->fabric->done, memory_order_acquire);
 }
 
+static bool fabric_delivered(const struct hdl_peer_window *owner)
+{
+    struct net_fabric *fabric = owner->net->fabric;
+    const struct fabric_link *link = owner->fabric->link;
+    fabric_lock(fabric);
+    bool idle = link->base == link->tail && base_list_empty(&owner->fabric->writes);
+    fabric_unlock(fabric);
+    return idle;
+}
+
 static int64_t fabric_down_since(const struct hdl_peer_window *owner)
 {
     return atomic_load_explicit(&owner->fabric->down_since, memory_order_relaxed);
@@ -182,5 +192,6 @@ const struct net_ops net_fabric_ops = {
     .close = fabric_close,
     .put = fabric_put,
     .done = fabric_done,
+    .delivered = fabric_delivered,
     .down_since = fabric_down_since,
 };

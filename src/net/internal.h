@@ -76,6 +76,7 @@ struct net_ops {
                            size_t bytes, size_t signal_offset, uint64_t value,
                            enum hdl_signal_op op);
     uint64_t (*done)(const struct hdl_peer_window *remote);
+    bool (*delivered)(const struct hdl_peer_window *remote);
     int64_t (*down_since)(const struct hdl_peer_window *remote);
 };
 

@@ -136,6 +136,8 @@ enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
  * mapped. */
 uint64_t net_put_count(const struct hdl_peer_window *remote);
 uint64_t net_put_done(const struct hdl_peer_window *remote);
+/* Has everything put so far arrived, signals included? Always true if mapped. */
+bool net_remote_delivered(const struct hdl_peer_window *remote);
 /* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none. */
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
 /* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. */

@@ -156,6 +156,11 @@ uint64_t net_put_done(const struct hdl_peer_window *remote)
     return remote->ops->done ? remote->ops->done(remote) : net_put_count(remote);
 }
 
+bool net_remote_delivered(const struct hdl_peer_window *remote)
+{
+    return !remote->ops->delivered || remote->ops->delivered(remote);
+}
+
 int64_t net_remote_down_since(const struct hdl_peer_window *remote)
 {
     return remote->ops->down_since ? remote->ops->down_since(remote) : 0;
