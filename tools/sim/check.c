@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The invariants, checked at every commit, every returned chunk and at the end. */
+#include <stdlib.h>
+
+#include "ctl/coordinator_state.h"
+#include "sim/world.h"
+
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    hash ^= value + UINT64_C(0x9e3779b97f4a7c15) + (hash << 6) + (hash >> 2);
+    return hash * UINT64_C(0xff51afd7ed558ccd);
+}
+
+uint64_t sim_view_hash(const struct ctl_view *view)
+{
+    uint64_t hash = mix(view->group, view->epoch);
+    hash = mix(hash, view->settled);
+    hash = mix(hash, view->link_from ^ view->link_to << 1);
+    for (uint32_t i = 0; i < view->num_attempts; i++)
+        hash = mix(mix(hash, view->attempts[i].from), view->attempts[i].epoch);
+    for (uint32_t i = 0; i < view->capacity; i++) {
+        const struct ctl_slot *slot = &view->slots[i];
+        if (slot->rank_epoch == 0)
+            continue;
+        hash = mix(mix(mix(hash, i), slot->rank_epoch), slot->first);
+        hash = mix(mix(mix(hash, slot->last), slot->reported), slot->reported_before);
+        hash =
+            mix(hash, (uint64_t)(slot->absent | slot->active << 1 | slot->closed << 2));
+    }
+    return hash;
+}
+
+/* Invariants 1 and 11: what a rank applies is what was committed, once, in one order. */
+void sim_check_view(struct sim_world *w, struct sim_process *p,
+                    const struct ctl_view *view)
+{
+    uint64_t hash = sim_view_hash(view);
+    if (p->plane.view && view->epoch <= p->plane.view->epoch)
+        sim_fail(w, "process %u applies view %llx after %llx", p->index,
+                 (unsigned long long)view->epoch,
+                 (unsigned long long)p->plane.view->epoch);
+    for (uint32_t i = w->num_history; i > 0; i--) {
+        if (w->history[i - 1].epoch != view->epoch)
+            continue;
+        if (w->history[i - 1].hash != hash)
+            sim_fail(w, "invariant 11: two views of epoch %llx",
+                     (unsigned long long)view->epoch);
+        return;
+    }
+    if (w->num_history == w->cap_history) {
+        uint32_t capacity = w->cap_history ? 2 * w->cap_history : 16;
+        void *history = realloc(w->history, capacity * sizeof(*w->history));
+        if (!history) {
+            sim_fail(w, "out of memory");
+            return;
+        }
+        w->history = history;
+        w->cap_history = capacity;
+    }
+    w->history[w->num_history++] = (struct sim_history){view->epoch, hash};
+    w->result->views++;
+    for (uint32_t i = 0; i < view->capacity; i++) {
+        if (!view->slots[i].absent || w->death_time[i] == 0)
+            continue;
+        int64_t took = w->now - w->death_time[i];
+        w->death_time[i] = 0;
+        if (took > w->result->slowest_commit_ns)
+            w->result->slowest_commit_ns = took;
+    }
+}
+
+bool sim_counts(const struct sim_world *w, const struct sim_process *p)
+{
+    if (!p->alive || p->plane.over || p->plane.rank_epoch == 0)
+        return false;
+    const struct ctl_coordinator *c = w->coordinator;
+    if (!c)
+        return true;
+    uint32_t rank = ctl_rank_epoch_rank(p->plane.rank_epoch);
+    if (rank >= c->num_ranks || !c->ranks[rank] ||
+        c->ranks[rank]->rank_epoch != p->plane.rank_epoch)
+        return w->options.faults & SIM_RESTART ? true : false;
+    enum coord_rank_state state = c->ranks[rank]->state;
+    return state == RANK_LIVE || state == RANK_GRACE;
+}
+
+/* Invariants 2 and 3: the same ranks contributed to a chunk wherever it was returned. */
+void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index)
+{
+    uint64_t mine = p->plane.returned[index];
+    if (!sim_counts(w, p))
+        return;
+    const struct sim_process *other =
+        w->agreed[index] != 0 ? w->processes[w->agreed_by[index]] : NULL;
+    if (other && other != p && sim_counts(w, other) && w->agreed[index] != mine)
+        sim_fail(
+            w,
+            "invariants 2, 3: operation %llu chunk %llu: ranks %u and %u returned the "
+            "data of different ranks",
+            (unsigned long long)sim_op_of(w, index),
+            (unsigned long long)ctl_x_chunk(sim_x_of(w, index)), p->plane.slot,
+            other->plane.slot);
+    w->agreed[index] = mine;
+    w->agreed_by[index] = p->index;
+}
+
+/* Uniform statuses: the same failed set of an operation on all. */
+void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op)
+{
+    uint64_t mine = p->plane.failed[op];
+    if (!sim_counts(w, p))
+        return;
+    const struct sim_process *other =
+        w->agreed_failed[op] != 0 ? w->processes[w->agreed_failed_by[op]] : NULL;
+    if (other && other != p && sim_counts(w, other) && w->agreed_failed[op] != mine)
+        sim_fail(w, "operation %llu: ranks %u and %u report different failed sets",
+                 (unsigned long long)op, p->plane.slot, other->plane.slot);
+    w->agreed_failed[op] = mine;
+    w->agreed_failed_by[op] = p->index;
+}
+
+static void check_process(struct sim_world *w, const struct sim_process *p)
+{
+    const struct sim_plane *plane = &p->plane;
+    if (!plane->running && !p->joiner) {
+        sim_fail(w, "invariant 8: process %u of rank %u never got into the group",
+                 p->index, p->job_rank);
+        return;
+    }
+    if (plane->running && !sim_plane_finished(w, p))
+        sim_fail(
+            w,
+            "invariant 7: rank %u hangs: %llu of %llu chunks, ready %llu, published "
+            "%llu, view %llx, %s in ballot %llx",
+            plane->slot, (unsigned long long)plane->done,
+            (unsigned long long)w->num_chunks, (unsigned long long)plane->ready,
+            (unsigned long long)plane->published, (unsigned long long)plane->view->epoch,
+            plane->frozen ? "frozen" : "not frozen", (unsigned long long)plane->ballot);
+}
+
+/* All live ranks ended with the newest view, and every pair agrees on every result. */
+void sim_check_end(struct sim_world *w)
+{
+    uint64_t newest = 0;
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        struct sim_process *p = w->processes[i];
+        if (sim_counts(w, p) && p->plane.running && p->plane.view->epoch > newest)
+            newest = p->plane.view->epoch;
+    }
+    for (uint32_t i = 0; i < w->num_processes && !w->failed; i++) {
+        struct sim_process *p = w->processes[i];
+        if (!p->alive || p->plane.over || p->left)
+            continue;
+        check_process(w, p);
+        if (w->failed || !sim_counts(w, p) || !p->plane.running)
+            continue;
+        if (p->plane.view->epoch != newest &&
+            p->plane.view->slots[p->plane.slot].last == CTL_X_FOREVER)
+            sim_fail(w, "rank %u ends with view %llx, others with %llx", p->plane.slot,
+                     (unsigned long long)p->plane.view->epoch,
+                     (unsigned long long)newest);
+        for (uint64_t k = 0; k < w->num_chunks && !w->failed; k++) {
+            if (p->plane.returned[k] != 0)
+                sim_check_chunk(w, p, k);
+        }
+        for (uint64_t op = 1; op <= w->options.ops && !w->failed; op++) {
+            if (p->plane.failed[op] != 0)
+                sim_check_op(w, p, op);
+        }
+    }
+}

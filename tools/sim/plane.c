@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model of the data plane: chunks that are published, pulled or put, and returned. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim/world.h"
+
+/*
+ * Every operation needs everybody's input on everybody, like all_reduce. A step of the
+ * data thread does one thing, so that a freeze can fall between the reading of a chunk's
+ * flags and the raising of `ready`, as it can in the library.
+ *
+ *     issued >= published >= ready >= done        counts of chunks over all operations
+ */
+
+uint64_t sim_op_of(const struct sim_world *w, uint64_t index)
+{
+    uint64_t op = 1;
+    while (w->first_index[op + 1] <= index && op < w->options.ops)
+        op++;
+    return op;
+}
+
+uint64_t sim_x_of(const struct sim_world *w, uint64_t index)
+{
+    uint64_t op = sim_op_of(w, index);
+    return ctl_x(op, index - w->first_index[op]);
+}
+
+uint64_t sim_count_upto(const struct sim_world *w, uint64_t x)
+{
+    uint64_t op = ctl_x_op(x);
+    if (op == 0)
+        return 0;
+    if (op > w->options.ops)
+        return w->num_chunks;
+    uint64_t chunks = w->first_index[op + 1] - w->first_index[op];
+    uint64_t count = ctl_x_chunk(x) + 1;
+    return w->first_index[op] + (count < chunks ? count : chunks);
+}
+
+/* Position of the last of `count` chunks. */
+static uint64_t position(const struct sim_world *w, uint64_t count)
+{
+    if (count == 0)
+        return ctl_x_end(0);
+    uint64_t op = sim_op_of(w, count - 1);
+    return count == w->first_index[op + 1] ? ctl_x_end(op) : sim_x_of(w, count - 1);
+}
+
+bool sim_plane_init(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    size_t n = w->capacity;
+    plane->fenced = calloc(n, sizeof(uint64_t));
+    plane->in = calloc(n, sizeof(struct sim_flag));
+    plane->flag_from = calloc(n, sizeof(uint64_t));
+    size_t inputs = w->options.messaged ? n * w->options.window : 1;
+    plane->slots = calloc(inputs, sizeof(struct sim_flag));
+    plane->slot_from = calloc(inputs, sizeof(uint64_t));
+    plane->returned = calloc(w->num_chunks + 1, sizeof(uint64_t));
+    plane->failed = calloc(w->options.ops + 2, sizeof(uint64_t));
+    plane->peers = calloc(n, sizeof(struct sim_process *));
+    return plane->fenced && plane->in && plane->flag_from && plane->slots &&
+           plane->slot_from && plane->returned && plane->failed && plane->peers;
+}
+
+void sim_plane_free(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    ctl_view_unref(plane->view);
+    free(plane->fenced);
+    free(plane->in);
+    free(plane->flag_from);
+    free(plane->slots);
+    free(plane->slot_from);
+    free(plane->returned);
+    free(plane->failed);
+    free(plane->peers);
+    (void)w;
+}
+
+static uint64_t own_end(const struct sim_world *w, const struct sim_process *p)
+{
+    uint64_t last = p->plane.view->slots[p->plane.slot].last;
+    return last == CTL_X_FOREVER ? w->num_chunks : sim_count_upto(w, last);
+}
+
+bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p)
+{
+    return p->plane.done >= own_end(w, p);
+}
+
+void sim_plane_wake(struct sim_world *w, struct sim_process *p)
+{
+    if (p->plane_scheduled || !p->alive || !p->plane.running || p->plane.over)
+        return;
+    p->plane_scheduled = true;
+    int64_t delay =
+        p->slowness * (1000 + (int64_t)base_splitmix_below(&w->random, 20000));
+    if ((w->options.faults & SIM_REORDER) && base_splitmix_below(&w->random, 16) == 0)
+        delay *= 30;
+    sim_push(w, w->now + delay,
+             &(struct sim_event){.kind = EV_PLANE, .process = p->index});
+}
+
+static void wake_peers(struct sim_world *w, struct sim_process *p)
+{
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (p->plane.peers[s] && p->plane.peers[s] != p)
+            sim_plane_wake(w, p->plane.peers[s]);
+    }
+}
+
+/* The planted errors of the coordinator: a view with other boundaries, the same on all.
+ */
+static struct ctl_view *spoil(struct sim_world *w, struct sim_process *p,
+                              struct ctl_view *view)
+{
+    enum sim_defect defect = w->options.defect;
+    bool boundary =
+        defect == SIM_LAST_LOW || defect == SIM_LAST_HIGH || defect == SIM_PER_OPERATION;
+    if (!boundary || view->num_attempts == 0)
+        return ctl_view_ref(view);
+    struct ctl_view *copy = ctl_view_new(&w->env, view->capacity, view->num_attempts);
+    if (!copy)
+        return ctl_view_ref(view);
+    struct ctl_attempt *attempts = copy->attempts;
+    *copy = *view;
+    copy->references = 1;
+    copy->attempts = attempts;
+    memcpy(attempts, view->attempts, view->num_attempts * sizeof(*attempts));
+    for (uint32_t s = 0; s < view->capacity; s++) {
+        struct ctl_slot *slot = &copy->slots[s];
+        *slot = view->slots[s];
+        ctl_bytes_ref(slot->endpoint);
+        const struct ctl_slot *before = p->plane.view ? &p->plane.view->slots[s] : NULL;
+        if (before && before->absent && before->rank_epoch == slot->rank_epoch)
+            slot->last = before->last;
+        else if (slot->absent && slot->last != CTL_X_FOREVER) {
+            uint64_t count = sim_count_upto(w, slot->last);
+            if (defect == SIM_LAST_LOW && count > 0)
+                slot->last = position(w, count - 1);
+            else if (defect == SIM_LAST_HIGH && count < w->num_chunks)
+                slot->last = position(w, count + 1);
+            else if (defect == SIM_PER_OPERATION)
+                slot->last = ctl_x_end(ctl_x_op(slot->last));
+            if (attempts[copy->num_attempts - 1].epoch == view->epoch)
+                attempts[copy->num_attempts - 1].from = slot->last + 1;
+        }
+    }
+    return copy;
+}
+
+static void take_view(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
+{
+    struct sim_plane *plane = &p->plane;
+    struct ctl_view *mine = spoil(w, p, view);
+    ctl_view_unref(plane->view);
+    plane->view = mine;
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        uint64_t rank_epoch = mine->slots[s].rank_epoch;
+        if (rank_epoch == 0)
+            plane->peers[s] = NULL;
+        else if (!plane->peers[s] || plane->peers[s]->rank_epoch != rank_epoch)
+            plane->peers[s] = sim_by_epoch(w, rank_epoch);
+    }
+}
+
+void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
+{
+    struct sim_plane *plane = &p->plane;
+    if (plane->over)
+        return;
+    sim_check_view(w, p, view);
+    take_view(w, p, view);
+    plane->running = true;
+    sim_plan_faults(w);
+    plane->rank_epoch = p->rank_epoch;
+    uint64_t op = ctl_x_op(view->slots[plane->slot].first);
+    plane->next = op;
+    uint64_t start = op > w->options.ops ? w->num_chunks : w->first_index[op];
+    plane->issued = plane->published = plane->ready = plane->done = start;
+    sim_push(w, w->now + sim_delay(w),
+             &(struct sim_event){.kind = EV_USER, .process = p->index});
+}
+
+/* ------------------------------------------------------------------------ participants
+ */
+
+static bool takes_part(const struct sim_plane *plane, uint32_t s, uint64_t x)
+{
+    return ctl_slot_takes_part(&plane->view->slots[s], x);
+}
+
+static void put_to(struct sim_world *w, struct sim_process *p, uint32_t s, uint64_t index,
+                   bool ready)
+{
+    struct sim_process *q = p->plane.peers[s];
+    if (!q || q == p)
+        return;
+    struct sim_event event = {.kind = EV_PUT, .process = q->index};
+    event.put =
+        (struct sim_put){.from_slot = p->plane.slot,
+                         .from = p->plane.rank_epoch,
+                         .attempt = ctl_view_attempt(p->plane.view, sim_x_of(w, index)),
+                         .index = index,
+                         .ready = ready};
+    sim_push(w, w->now + sim_delay(w) * w->data_scale / 8, &event);
+}
+
+/* To all that take part and are not absent. */
+static void put_all(struct sim_world *w, struct sim_process *p, uint64_t index,
+                    bool ready)
+{
+    uint64_t x = sim_x_of(w, index);
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (s != p->plane.slot && takes_part(&p->plane, s, x) &&
+            !p->plane.view->slots[s].absent)
+            put_to(w, p, s, index, ready);
+    }
+}
+
+static bool newer(const struct sim_flag *a, const struct sim_flag *b)
+{
+    return a->attempt != b->attempt ? a->attempt > b->attempt : a->count > b->count;
+}
+
+void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_put *put)
+{
+    struct sim_plane *plane = &p->plane;
+    if (plane->over)
+        return;
+    uint32_t s = put->from_slot;
+    bool known = plane->view && plane->view->slots[s].rank_epoch == put->from;
+    bool ahead = !plane->view || put->attempt > plane->view->epoch;
+    if (!known && !ahead)
+        return; /* of an old rank epoch */
+    if (ahead && w->options.defect == SIM_DROP_NEWER)
+        return;
+    struct sim_flag flag = {put->attempt, put->index + 1};
+    uint32_t at =
+        put->ready ? s
+                   : s * w->options.window + (uint32_t)(put->index % w->options.window);
+    struct sim_flag *place = put->ready ? &plane->in[at] : &plane->slots[at];
+    uint64_t *from = put->ready ? &plane->flag_from[at] : &plane->slot_from[at];
+    if (*from == put->from && !newer(&flag, place))
+        return;
+    *place = flag;
+    *from = put->from;
+    sim_plane_wake(w, p);
+}
+
+static bool peer_is_ready(const struct sim_world *w, const struct sim_plane *plane,
+                          uint32_t s, uint64_t index)
+{
+    const struct sim_flag *flag = &plane->in[s];
+    if (plane->flag_from[s] != plane->view->slots[s].rank_epoch ||
+        flag->count < index + 1)
+        return false;
+    if (plane->fenced[s] != 0 && index + 1 > plane->fenced[s] - 1)
+        return false;
+    if (w->options.defect == SIM_STALE_READY)
+        return true;
+    return flag->attempt >= ctl_view_attempt(plane->view, sim_x_of(w, index)) &&
+           flag->attempt <= plane->view->epoch;
+}
+
+/* Whether chunk `index` of slot s can be read now. */
+static bool input_is_there(const struct sim_world *w, const struct sim_plane *plane,
+                           uint32_t s, uint64_t index)
+{
+    if (w->options.messaged) {
+        uint32_t at = s * w->options.window + (uint32_t)(index % w->options.window);
+        return plane->slot_from[at] == plane->view->slots[s].rank_epoch &&
+               plane->slots[at].count == index + 1 &&
+               plane->slots[at].attempt ==
+                   ctl_view_attempt(plane->view, sim_x_of(w, index));
+    }
+    const struct sim_process *q = plane->peers[s];
+    uint64_t published = q ? q->plane.published : 0;
+    if (plane->fenced[s] != 0 && plane->fenced[s] - 1 < published)
+        published = plane->fenced[s] - 1;
+    return published > index;
+}
+
+/* Planted: a rank leaves out whom it believes dead, without a commit. */
+static bool left_out(const struct sim_world *w, const struct sim_plane *plane, uint32_t s)
+{
+    return w->options.defect == SIM_OWN_EVIDENCE && plane->peers[s] &&
+           !plane->peers[s]->alive;
+}
+
+/* ------------------------------------------------------------------------------- steps
+ */
+
+static bool may_publish(const struct sim_world *w, const struct sim_process *p)
+{
+    const struct sim_plane *plane = &p->plane;
+    uint64_t index = plane->published;
+    uint64_t end = plane->issued < own_end(w, p) ? plane->issued : own_end(w, p);
+    if (index >= end)
+        return false;
+    bool starts = index == w->first_index[sim_op_of(w, index)];
+    if (plane->frozen && starts && w->options.defect != SIM_NO_FREEZE)
+        return false;
+    if (index < w->options.window)
+        return true;
+    uint64_t old = index - w->options.window;
+    uint64_t x = sim_x_of(w, old);
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (!takes_part(plane, s, x) || plane->view->slots[s].absent || !plane->peers[s])
+            continue;
+        if (plane->peers[s]->plane.done <= old && !plane->peers[s]->left)
+            return false;
+    }
+    return true;
+}
+
+static bool try_publish(struct sim_world *w, struct sim_process *p)
+{
+    if (!may_publish(w, p))
+        return false;
+    uint64_t index = p->plane.published++;
+    if (w->options.messaged)
+        put_all(w, p, index, false);
+    else
+        wake_peers(w, p);
+    return true;
+}
+
+static bool all_inputs(const struct sim_world *w, const struct sim_process *p,
+                       uint64_t index)
+{
+    const struct sim_plane *plane = &p->plane;
+    uint64_t x = sim_x_of(w, index);
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (s == plane->slot || !takes_part(plane, s, x) || left_out(w, plane, s))
+            continue;
+        if (!input_is_there(w, plane, s, index))
+            return false;
+    }
+    return true;
+}
+
+static bool try_ready(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    uint64_t index = plane->ready;
+    if (index >= plane->published || index >= own_end(w, p))
+        return false;
+    bool stopped = plane->frozen && w->options.defect != SIM_NO_FREEZE;
+    if (!plane->reading) {
+        if (stopped || !all_inputs(w, p, index))
+            return false;
+        plane->reading = true;
+        plane->reading_epoch = plane->view->epoch;
+        return true;
+    }
+    plane->reading = false;
+    if (stopped || plane->reading_epoch != plane->view->epoch)
+        return true; /* the compare-and-swap fails; the flags are read again */
+    plane->ready++;
+    if (w->options.messaged)
+        put_all(w, p, index, true);
+    return true;
+}
+
+static uint64_t mix(uint64_t value)
+{
+    value ^= value >> 31;
+    value *= UINT64_C(0x9e3779b97f4a7c15);
+    return value ^ value >> 29;
+}
+
+static bool may_finish(const struct sim_world *w, const struct sim_process *p)
+{
+    const struct sim_plane *plane = &p->plane;
+    uint64_t index = plane->done;
+    if (index >= plane->ready)
+        return false;
+    if (!w->options.messaged)
+        return true;
+    if (index < sim_count_upto(w, plane->view->settled))
+        return true;
+    if (plane->frozen && index >= plane->answered && w->options.defect != SIM_NO_FREEZE)
+        return false;
+    uint64_t x = sim_x_of(w, index);
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (s == plane->slot || !takes_part(plane, s, x) ||
+            plane->view->slots[s].absent || left_out(w, plane, s))
+            continue;
+        if (!peer_is_ready(w, plane, s, index))
+            return false;
+    }
+    return true;
+}
+
+/* Hash of who contributed; what is read must still be in the windows. */
+static uint64_t contributors(struct sim_world *w, struct sim_process *p, uint64_t index)
+{
+    const struct sim_plane *plane = &p->plane;
+    uint64_t x = sim_x_of(w, index);
+    uint64_t hash = 1;
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (!takes_part(plane, s, x) || left_out(w, plane, s))
+            continue;
+        const struct sim_process *q = plane->peers[s];
+        hash += mix(plane->view->slots[s].rank_epoch + 1);
+        if (w->options.messaged || q == p || !q || !sim_counts(w, p))
+            continue;
+        if (q->plane.published <= index)
+            sim_fail(w, "rank %u reads chunk %llu of rank %u, which never published it",
+                     plane->slot, (unsigned long long)index, s);
+        else if (q->plane.published > index + w->options.window)
+            sim_fail(w,
+                     "invariant 5: rank %u reads chunk %llu of rank %u from a slot that "
+                     "holds a later one",
+                     plane->slot, (unsigned long long)index, s);
+    }
+    return hash;
+}
+
+static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
+{
+    const struct sim_plane *plane = &p->plane;
+    uint64_t hash = 1;
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        const struct ctl_slot *slot = &plane->view->slots[s];
+        bool lacks = false;
+        for (uint64_t k = w->first_index[op]; k < w->first_index[op + 1]; k++)
+            lacks |= !takes_part(plane, s, sim_x_of(w, k));
+        if (slot->rank_epoch != 0 && lacks && ctl_slot_reports(slot, op))
+            hash += mix(s + 1);
+    }
+    p->plane.failed[op] = hash;
+    sim_trace(w, "rank %u finishes operation %llu, failed set %llx", plane->slot,
+              (unsigned long long)op, (unsigned long long)hash);
+    sim_check_op(w, p, op);
+}
+
+static bool try_finish(struct sim_world *w, struct sim_process *p)
+{
+    if (!may_finish(w, p))
+        return false;
+    struct sim_plane *plane = &p->plane;
+    uint64_t index = plane->done;
+    plane->returned[index] = contributors(w, p, index);
+    plane->done++;
+    sim_check_chunk(w, p, index);
+    uint64_t op = sim_op_of(w, index);
+    if (plane->done == w->first_index[op + 1]) {
+        finish_op(w, p, op);
+        if (p->user_waits)
+            sim_push(w, w->now, &(struct sim_event){.kind = EV_USER, .process = p->index});
+        p->user_waits = false;
+    }
+    sim_plane_watch(w, p, plane->watch);
+    wake_peers(w, p);
+    return true;
+}
+
+void sim_plane_step(struct sim_world *w, struct sim_process *p)
+{
+    p->plane_scheduled = false;
+    if (!p->plane.running || p->plane.over)
+        return;
+    bool moved = try_publish(w, p);
+    moved |= try_finish(w, p);
+    moved |= try_ready(w, p);
+    if (moved)
+        sim_plane_wake(w, p);
+}
+
+void sim_plane_issue(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    if (!plane->running || plane->over || plane->next > w->options.ops || p->leaving ||
+        plane->issued >= own_end(w, p))
+        return;
+    uint64_t done_op = plane->done > 0 ? sim_op_of(w, plane->done - 1) : 0;
+    p->user_waits = plane->next > done_op + 3;
+    if (p->user_waits)
+        return;
+    plane->next++;
+    plane->issued = w->first_index[plane->next];
+    sim_plane_wake(w, p);
+    sim_push(w, w->now + sim_delay(w) / 2,
+             &(struct sim_event){.kind = EV_USER, .process = p->index});
+}
+
+void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x)
+{
+    p->plane.watch = x;
+    if (x == 0 || !p->plane.running || p->plane.done < sim_count_upto(w, x) ||
+        p->plane.next <= ctl_x_op(x))
+        return;
+    p->plane.watch = 0;
+    sim_agent(w, p,
+              &(struct ctl_agent_event){.kind = CTL_AGENT_FINISHED, .key = 1, .x = x});
+}
+
+/* --------------------------------------------------------------------- freeze and commit
+ */
+
+static uint64_t sample(struct sim_world *w, struct sim_plane *plane, uint32_t s,
+                       bool again)
+{
+    const struct sim_process *q = plane->peers[s];
+    uint64_t seen = w->options.messaged ? plane->in[s].count : q ? q->plane.published : 0;
+    if (plane->fenced[s] == 0)
+        plane->fenced[s] = seen + 1;
+    uint64_t count = plane->fenced[s] - 1;
+    if (w->options.defect == SIM_SAMPLE_FIRST && count > 0)
+        count--;
+    if (w->options.defect == SIM_STALE_ANSWER && again)
+        count = 0;
+    if (w->options.defect == SIM_LEAST_PUBLISHED) {
+        if (w->least[s] == 0 || w->least[s] > count + 1)
+            w->least[s] = count + 1;
+        count = w->least[s] - 1;
+    }
+    return position(w, count);
+}
+
+static void fill_open(const struct sim_world *w, const struct sim_plane *plane,
+                      struct ctl_answer *answer)
+{
+    uint64_t op = plane->ready > 0 ? sim_op_of(w, plane->ready - 1) : 1;
+    for (; op < plane->next && answer->num_open < CTL_OPEN_MAX; op++) {
+        answer->open[answer->num_open++] = (struct ctl_open_op){
+            .op = op,
+            .num_chunks = (uint32_t)(w->first_index[op + 1] - w->first_index[op]),
+            .messaged = w->options.messaged};
+    }
+}
+
+void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
+                      const struct ctl_prepare *prepare)
+{
+    struct sim_plane *plane = &p->plane;
+    struct ctl_open_op open[CTL_OPEN_MAX];
+    uint64_t *published = calloc(prepare->num_dead + 1, sizeof(uint64_t));
+    if (!published || !plane->running) {
+        free(published);
+        return;
+    }
+    bool again = plane->frozen;
+    plane->frozen = true;
+    plane->ballot = prepare->ballot;
+    plane->answered = plane->ready;
+    struct ctl_answer answer = {.ballot = prepare->ballot,
+                                .ready = position(w, plane->ready),
+                                .done = position(w, plane->done),
+                                .next = plane->next,
+                                .num_dead = prepare->num_dead,
+                                .published = published,
+                                .open = open,
+                                .messaged = w->options.messaged};
+    if (w->options.defect == SIM_NEXT_STARTED)
+        answer.next = plane->published > 0 ? sim_op_of(w, plane->published - 1) + 1 : 1;
+    for (uint32_t i = 0; i < prepare->num_dead; i++) {
+        bool named = plane->fenced[prepare->dead[i]] != 0;
+        published[i] = sample(w, plane, prepare->dead[i], again && !named);
+    }
+    fill_open(w, plane, &answer);
+    sim_trace(w, "rank %u answers ballot %llx: ready %llu, next %llu", plane->slot,
+              (unsigned long long)prepare->ballot, (unsigned long long)plane->ready,
+              (unsigned long long)answer.next);
+    sim_agent(
+        w, p,
+        &(struct ctl_agent_event){.kind = CTL_AGENT_FROZEN, .key = 1, .answer = &answer});
+    free(published);
+}
+
+static void restart_chunks(struct sim_world *w, struct sim_process *p, uint64_t from)
+{
+    struct sim_plane *plane = &p->plane;
+    uint64_t keep =
+        from == CTL_X_FOREVER || from == 0 ? w->num_chunks : sim_count_upto(w, from - 1);
+    if (plane->done > keep && sim_counts(w, p))
+        sim_fail(w, "invariant 3: rank %u has returned chunk %llu, which starts again",
+                 plane->slot, (unsigned long long)keep);
+    if (plane->ready > keep) {
+        w->result->redone += plane->ready - keep;
+        plane->ready = keep;
+    }
+    for (uint64_t k = plane->ready; w->options.messaged && k < plane->published; k++) {
+        if (sim_x_of(w, k) >= from)
+            put_all(w, p, k, false);
+    }
+}
+
+void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
+{
+    struct sim_plane *plane = &p->plane;
+    if (!plane->running || plane->over)
+        return;
+    if (w->options.defect == SIM_SKIP_COMMIT && plane->slot == 1) {
+        plane->frozen = false;
+        sim_plane_wake(w, p);
+        return;
+    }
+    sim_check_view(w, p, view);
+    take_view(w, p, view);
+    plane->frozen = false;
+    plane->reading = false;
+    memset(plane->fenced, 0, w->capacity * sizeof(uint64_t));
+    memset(w->least, 0, w->capacity * sizeof(uint64_t));
+    sim_trace(w, "rank %u commits view %llx, changed from %llx", plane->slot,
+              (unsigned long long)view->epoch,
+              (unsigned long long)ctl_view_changed_from(plane->view));
+    restart_chunks(w, p, ctl_view_changed_from(plane->view));
+    sim_plane_wake(w, p);
+}

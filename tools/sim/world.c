@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The simulated world: processes, connections, virtual time; carries out the actions. */
+#include "sim/world.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SECOND INT64_C(1000000000)
+
+void sim_fail(struct sim_world *w, const char *format, ...)
+{
+    if (w->failed)
+        return;
+    w->failed = true;
+    va_list args;
+    va_start(args, format);
+    (void)vsnprintf(w->result->text, sizeof(w->result->text), format, args);
+    va_end(args);
+    sim_trace(w, "FAILED: %s", w->result->text);
+}
+
+void sim_trace(struct sim_world *w, const char *format, ...)
+{
+    if (!w->options.trace)
+        return;
+    (void)fprintf(w->options.trace, "%10.6f  ", (double)w->now / 1e9);
+    va_list args;
+    va_start(args, format);
+    (void)vfprintf(w->options.trace, format, args);
+    va_end(args);
+    (void)fputc('\n', w->options.trace);
+}
+
+int64_t sim_delay(struct sim_world *w)
+{
+    int64_t typical = w->options.link_ns;
+    int64_t delay =
+        typical / 2 + (int64_t)base_splitmix_below(&w->random, (uint64_t)typical);
+    if ((w->options.faults & SIM_REORDER) && base_splitmix_below(&w->random, 4) == 0)
+        delay *= 4;
+    if ((w->options.faults & SIM_DELAY) && base_splitmix_below(&w->random, 50) == 0)
+        delay *= 100;
+    return delay;
+}
+
+struct sim_process *sim_by_epoch(struct sim_world *w, uint64_t rank_epoch)
+{
+    uint32_t rank = ctl_rank_epoch_rank(rank_epoch);
+    if (rank < w->capacity && w->by_rank[rank] != UINT32_MAX) {
+        struct sim_process *p = w->processes[w->by_rank[rank]];
+        if (p->rank_epoch == rank_epoch)
+            return p;
+    }
+    for (uint32_t i = w->num_processes; i > 0; i--) {
+        struct sim_process *p = w->processes[i - 1];
+        if (p->rank_epoch == rank_epoch || p->plane.rank_epoch == rank_epoch)
+            return p;
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------ connections */
+
+static struct sim_conn *get_conn(struct sim_world *w, uint64_t id)
+{
+    return id > 0 && id <= w->num_conns ? &w->conns[id - 1] : NULL;
+}
+
+static void to_coord(struct sim_world *w, struct sim_conn *conn, enum sim_event_kind kind,
+                     struct ctl_bytes *bytes)
+{
+    int64_t time = w->now + sim_delay(w);
+    int64_t cut = w->processes[conn->process]->cut_until;
+    if (time < cut)
+        time = cut;
+    if (time <= conn->up_time)
+        time = conn->up_time + 1;
+    conn->up_time = time;
+    sim_push(w, time,
+             &(struct sim_event){
+                 .kind = kind, .conn = conn->id, .bytes = ctl_bytes_ref(bytes)});
+}
+
+static void to_agent(struct sim_world *w, struct sim_conn *conn, enum sim_event_kind kind,
+                     struct ctl_bytes *bytes)
+{
+    int64_t time = w->now + sim_delay(w);
+    int64_t cut = w->processes[conn->process]->cut_until;
+    if (time < cut)
+        time = cut;
+    if (time <= conn->down_time)
+        time = conn->down_time + 1;
+    conn->down_time = time;
+    sim_push(w, time,
+             &(struct sim_event){.kind = kind,
+                                 .process = conn->process,
+                                 .conn = conn->id,
+                                 .bytes = ctl_bytes_ref(bytes)});
+}
+
+static void agent_closes(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_conn *conn = get_conn(w, p->conn);
+    p->conn = 0;
+    if (!conn || !conn->agent_open)
+        return;
+    conn->agent_open = false;
+    if (conn->coord_open)
+        to_coord(w, conn, EV_COORD_CLOSED, NULL);
+}
+
+static void connect_succeeds(struct sim_world *w, struct sim_process *p)
+{
+    if (w->num_conns == w->cap_conns) {
+        uint32_t capacity = w->cap_conns ? 2 * w->cap_conns : 16;
+        void *conns = realloc(w->conns, capacity * sizeof(*w->conns));
+        if (!conns) {
+            sim_fail(w, "out of memory");
+            return;
+        }
+        w->conns = conns;
+        w->cap_conns = capacity;
+    }
+    struct sim_conn *conn = &w->conns[w->num_conns++];
+    *conn = (struct sim_conn){
+        .id = w->num_conns, .process = p->index, .agent_open = true, .coord_open = true};
+    p->conn = conn->id;
+    to_coord(w, conn, EV_COORD_OPENED, NULL);
+    sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_CONNECTED});
+}
+
+/* ---------------------------------------------------------------- actions, both sides */
+
+static void coord_do(struct sim_world *w, const struct ctl_action *action)
+{
+    struct sim_conn *conn = get_conn(w, action->conn);
+    switch (action->kind) {
+    case CTL_DO_SEND:
+        w->result->messages++;
+        if (conn && conn->coord_open)
+            to_agent(w, conn, EV_MESSAGE, action->bytes);
+        break;
+    case CTL_DO_CLOSE:
+        if (!conn || !conn->coord_open)
+            break;
+        conn->coord_open = false;
+        to_agent(w, conn, EV_DISCONNECTED, NULL);
+        break;
+    case CTL_DO_LOG:
+        sim_trace(w, "coordinator: %s", action->text);
+        break;
+    default:
+        break;
+    }
+}
+
+void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event)
+{
+    if (!w->coordinator)
+        return;
+    struct ctl_actions actions = {.env = &w->env};
+    if (ctl_coordinator_step(w->coordinator, event, w->now, &actions) != HDL_OK)
+        sim_fail(w, "the coordinator failed");
+    for (size_t i = 0; i < actions.count; i++)
+        coord_do(w, &actions.items[i]);
+    ctl_actions_free(&actions);
+    int64_t deadline = ctl_coordinator_deadline(w->coordinator);
+    if (deadline == INT64_MAX ||
+        (w->coord_tick_at > w->now && w->coord_tick_at <= deadline))
+        return;
+    w->coord_tick_at = deadline;
+    sim_push(w, deadline, &(struct sim_event){.kind = EV_COORD_TICK});
+}
+
+static void watch(struct sim_world *w, struct sim_process *p, uint64_t rank_epoch)
+{
+    if (p->num_watched == p->cap_watched) {
+        uint32_t capacity = p->cap_watched ? 2 * p->cap_watched : 8;
+        void *watched = realloc(p->watched, capacity * sizeof(uint64_t));
+        if (!watched) {
+            sim_fail(w, "out of memory");
+            return;
+        }
+        p->watched = watched;
+        p->cap_watched = capacity;
+    }
+    p->watched[p->num_watched++] = rank_epoch;
+    const struct sim_process *other = sim_by_epoch(w, rank_epoch);
+    if (other && !other->alive)
+        sim_push(
+            w, w->now + sim_delay(w),
+            &(struct sim_event){.kind = EV_EXITED, .process = p->index, .x = rank_epoch});
+}
+
+static void unwatch(struct sim_process *p, uint64_t rank_epoch)
+{
+    for (uint32_t i = 0; i < p->num_watched; i++) {
+        if (p->watched[i] == rank_epoch)
+            p->watched[i] = p->watched[--p->num_watched];
+    }
+}
+
+static void group_over(struct sim_world *w, struct sim_process *p,
+                       const struct ctl_action *action)
+{
+    p->plane.over = true;
+    p->plane.why = action->status;
+    sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
+              action->status, action->text);
+    bool expected = action->status == HDL_EFENCED || action->status == HDL_ECOORD ||
+                    action->status == HDL_EPEER || p->joiner;
+    if (!expected)
+        sim_fail(w, "process %u: status %d: %s", p->index, action->status, action->text);
+}
+
+static void proposed(struct sim_world *w, struct sim_process *p,
+                     const struct ctl_action *action)
+{
+    sim_trace(w, "rank %u: proposal %llu: %d %s", p->plane.slot,
+              (unsigned long long)action->proposal, action->status, action->text);
+    if (p->proposals > 0)
+        p->proposals--;
+}
+
+static void agent_group_do(struct sim_world *w, struct sim_process *p,
+                           const struct ctl_action *action)
+{
+    switch (action->kind) {
+    case CTL_DO_ATTACH:
+        sim_push(w, w->now + sim_delay(w),
+                 &(struct sim_event){
+                     .kind = EV_ATTACHED, .process = p->index, .x = action->view->epoch});
+        break;
+    case CTL_DO_START:
+        sim_plane_start(w, p, action->view);
+        break;
+    case CTL_DO_FREEZE:
+        sim_plane_freeze(w, p, action->prepare);
+        break;
+    case CTL_DO_COMMIT:
+        sim_plane_commit(w, p, action->view);
+        break;
+    case CTL_DO_WATCH_DONE:
+        sim_plane_watch(w, p, action->x);
+        break;
+    case CTL_DO_FAIL:
+        group_over(w, p, action);
+        break;
+    case CTL_DO_PROPOSED:
+        proposed(w, p, action);
+        break;
+    case CTL_DO_LEFT:
+        p->left = true;
+        p->plane.over = true;
+        sim_trace(w, "process %u (rank %u) has left", p->index, p->job_rank);
+        break;
+    default:
+        break;
+    }
+}
+
+static void agent_do(struct sim_world *w, struct sim_process *p,
+                     const struct ctl_action *action)
+{
+    struct sim_conn *conn = get_conn(w, p->conn);
+    switch (action->kind) {
+    case CTL_DO_SEND:
+        w->result->messages++;
+        if (conn && conn->agent_open)
+            to_coord(w, conn, EV_COORD_MESSAGE, action->bytes);
+        break;
+    case CTL_DO_CONNECT:
+        agent_closes(w, p);
+        sim_push(w, (w->now < p->cut_until ? p->cut_until : w->now) + sim_delay(w),
+                 &(struct sim_event){.kind = EV_CONNECT, .process = p->index});
+        break;
+    case CTL_DO_ADMITTED:
+        p->rank_epoch = action->rank_epoch;
+        break;
+    case CTL_DO_REFUSED:
+        sim_fail(w, "process %u was refused: %s", p->index, action->text);
+        break;
+    case CTL_DO_WATCH:
+        watch(w, p, action->rank_epoch);
+        break;
+    case CTL_DO_UNWATCH:
+        unwatch(p, action->rank_epoch);
+        break;
+    case CTL_DO_LOG:
+        sim_trace(w, "agent of process %u: %s", p->index, action->text);
+        break;
+    default:
+        agent_group_do(w, p, action);
+        break;
+    }
+}
+
+void sim_agent(struct sim_world *w, struct sim_process *p,
+               const struct ctl_agent_event *event)
+{
+    struct ctl_actions actions = {.env = &w->env};
+    if (ctl_agent_step(p->agent, event, w->now, &actions) != HDL_OK)
+        sim_fail(w, "the agent of process %u failed: %s", p->index, base_detail());
+    for (size_t i = 0; i < actions.count; i++)
+        agent_do(w, p, &actions.items[i]);
+    ctl_actions_free(&actions);
+    int64_t deadline = ctl_agent_deadline(p->agent);
+    if (deadline == INT64_MAX || (p->tick_at > w->now && p->tick_at <= deadline))
+        return;
+    p->tick_at = deadline;
+    sim_push(w, deadline, &(struct sim_event){.kind = EV_TICK, .process = p->index});
+}
+
+/* -------------------------------------------------------------------------- processes */
+
+static void register_group(struct sim_world *w, struct sim_process *p)
+{
+    uint32_t *ranks = calloc(w->options.ranks, sizeof(*ranks));
+    if (!ranks)
+        return;
+    for (uint32_t i = 0; i < w->options.ranks; i++)
+        ranks[i] = i;
+    struct ctl_param param = {"chunk_bytes", "262144"};
+    struct ctl_registration registration = {.name = "world",
+                                            .capacity = w->capacity,
+                                            .slot = p->job_rank,
+                                            .num_founders = w->options.ranks,
+                                            .ranks = ranks,
+                                            .num_ranks = w->options.ranks,
+                                            .join = p->joiner,
+                                            .auto_deactivate = !w->options.manual,
+                                            .auto_sync = !w->options.manual,
+                                            .timeout_ns = 60 * SECOND,
+                                            .params = &param,
+                                            .num_params = 1};
+    sim_agent(w, p,
+              &(struct ctl_agent_event){
+                  .kind = CTL_AGENT_REGISTER, .key = 1, .registration = &registration});
+    free(ranks);
+}
+
+struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joiner)
+{
+    if (w->num_processes == w->cap_processes) {
+        uint32_t capacity = w->cap_processes ? 2 * w->cap_processes : 16;
+        void *processes = realloc(w->processes, capacity * sizeof(*w->processes));
+        if (!processes) {
+            sim_fail(w, "out of memory");
+            return NULL;
+        }
+        w->processes = processes;
+        w->cap_processes = capacity;
+    }
+    struct sim_process *p = calloc(1, sizeof(*p));
+    if (!p) {
+        sim_fail(w, "out of memory");
+        return NULL;
+    }
+    p->index = w->num_processes;
+    p->job_rank = job_rank;
+    p->joiner = joiner;
+    p->alive = true;
+    p->plane.slot = job_rank;
+    p->slowness = base_splitmix_below(&w->random, 4) == 0 ? 12 : 1;
+    struct ctl_agent_options options = {.job_rank = job_rank,
+                                        .num_ranks = w->options.ranks,
+                                        .incarnation = base_splitmix_next(&w->random) | 1,
+                                        .host_id =
+                                            1 + job_rank / w->options.ranks_per_host,
+                                        .pid = (int32_t)p->index + 1000,
+                                        .socket_name = "sim",
+                                        .standalone = w->options.standalone};
+    w->processes[w->num_processes++] = p;
+    w->by_rank[job_rank] = p->index;
+    if (!sim_plane_init(w, p) ||
+        ctl_agent_create(&w->env, &options, w->now, &p->agent) != HDL_OK) {
+        sim_fail(w, "out of memory");
+        return NULL;
+    }
+    sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
+    register_group(w, p);
+    return p;
+}
+
+void sim_kill(struct sim_world *w, struct sim_process *p)
+{
+    if (!p->alive)
+        return;
+    sim_trace(w, "process %u of rank %u is killed (ready %llu, published %llu)", p->index,
+              p->job_rank, (unsigned long long)p->plane.ready,
+              (unsigned long long)p->plane.published);
+    p->alive = false;
+    w->result->deaths++;
+    if (p->plane.running && !p->plane.over)
+        w->death_time[p->plane.slot] = w->now;
+    agent_closes(w, p);
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        struct sim_process *other = w->processes[i];
+        if (!other->alive)
+            continue;
+        for (uint32_t k = 0; k < other->num_watched; k++) {
+            if (other->watched[k] == p->rank_epoch)
+                sim_push(w, w->now + sim_delay(w),
+                         &(struct sim_event){
+                             .kind = EV_EXITED, .process = i, .x = p->rank_epoch});
+        }
+    }
+}
+
+/* ---------------------------------------------------------------------------- events */
+
+static void process_event(struct sim_world *w, struct sim_process *p,
+                          const struct sim_event *event)
+{
+    struct sim_conn *conn = get_conn(w, event->conn);
+    switch (event->kind) {
+    case EV_CONNECT:
+        if (w->coordinator)
+            connect_succeeds(w, p);
+        else
+            sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_CONNECT_FAILED});
+        break;
+    case EV_DISCONNECTED:
+        if (conn && conn->agent_open && p->conn == conn->id) {
+            conn->agent_open = false;
+            p->conn = 0;
+            sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+        }
+        break;
+    case EV_MESSAGE:
+        if (conn && conn->agent_open && p->conn == conn->id)
+            sim_agent(w, p,
+                      &(struct ctl_agent_event){.kind = CTL_AGENT_MESSAGE,
+                                                .data = event->bytes->data,
+                                                .size = event->bytes->size});
+        break;
+    case EV_TICK:
+        if (event->time >= p->tick_at || p->tick_at <= w->now)
+            sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
+        break;
+    case EV_EXITED:
+        sim_agent(
+            w, p,
+            &(struct ctl_agent_event){.kind = CTL_AGENT_EXITED, .rank_epoch = event->x});
+        break;
+    case EV_ATTACHED:
+        sim_agent(
+            w, p,
+            &(struct ctl_agent_event){
+                .kind = CTL_AGENT_ATTACHED, .key = 1, .epoch = event->x, .text = ""});
+        break;
+    case EV_PLANE:
+        sim_plane_step(w, p);
+        break;
+    case EV_USER:
+        sim_plane_issue(w, p);
+        break;
+    case EV_PUT:
+        sim_plane_put(w, p, &event->put);
+        break;
+    default:
+        break;
+    }
+}
+
+static void coord_event(struct sim_world *w, const struct sim_event *event)
+{
+    struct sim_conn *conn = get_conn(w, event->conn);
+    switch (event->kind) {
+    case EV_COORD_TICK:
+        if (w->coord_tick_at <= w->now)
+            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+        break;
+    case EV_COORD_OPENED:
+        if (conn->coord_open)
+            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
+                                                         .conn = event->conn});
+        break;
+    case EV_COORD_CLOSED:
+        if (!conn->coord_open)
+            break;
+        conn->coord_open = false;
+        sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
+                                                     .conn = event->conn});
+        break;
+    case EV_COORD_MESSAGE:
+        if (conn->coord_open)
+            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                         .conn = event->conn,
+                                                         .data = event->bytes->data,
+                                                         .size = event->bytes->size});
+        break;
+    default:
+        break;
+    }
+}
+
+static void handle(struct sim_world *w, const struct sim_event *event)
+{
+    if (event->kind <= EV_COORD_TICK) {
+        coord_event(w, event);
+    } else if (event->kind == EV_FAULT) {
+        sim_fault(w);
+    } else if (event->kind == EV_SPAWN) {
+        (void)sim_spawn(w, (uint32_t)event->x, true);
+    } else {
+        struct sim_process *p = w->processes[event->process];
+        if (!p->alive)
+            return;
+        if (p->stopped && event->kind != EV_CONTINUE) {
+            /* Waits, in its order, until the process runs again. */
+            struct sim_event later = *event;
+            ctl_bytes_ref(later.bytes);
+            sim_push(w, p->continue_at, &later);
+            return;
+        }
+        if (event->kind == EV_CONTINUE) {
+            p->stopped = false;
+            sim_trace(w, "process %u goes on", p->index);
+        } else {
+            process_event(w, p, event);
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------- run */
+
+void sim_defaults(struct sim_options *options)
+{
+    *options = (struct sim_options){.ranks = 5,
+                                    .ops = 6,
+                                    .max_chunks = 3,
+                                    .window = 3,
+                                    .num_faults = 2,
+                                    .dead_after_ns = SECOND / 5,
+                                    .link_ns = 50000,
+                                    .ranks_per_host = 2,
+                                    .faults = SIM_KILL,
+                                    .standalone = true};
+}
+
+static bool prepare(struct sim_world *w)
+{
+    const struct sim_options *options = &w->options;
+    base_env_init(&w->env);
+    w->env.log_level = options->trace ? BASE_LOG_INFO : -1;
+    w->random = options->seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    w->capacity = options->capacity > options->ranks ? options->capacity : options->ranks;
+    w->first_index = calloc(options->ops + 3, sizeof(uint64_t));
+    w->by_rank = calloc(w->capacity, sizeof(uint32_t));
+    w->death_time = calloc(w->capacity, sizeof(int64_t));
+    w->least = calloc(w->capacity, sizeof(uint64_t));
+    w->agreed_failed = calloc(options->ops + 2, sizeof(uint64_t));
+    w->agreed_failed_by = calloc(options->ops + 2, sizeof(uint32_t));
+    if (!w->first_index || !w->by_rank || !w->death_time || !w->least ||
+        !w->agreed_failed || !w->agreed_failed_by)
+        return false;
+    memset(w->by_rank, 0xff, w->capacity * sizeof(uint32_t));
+    uint64_t chunks = 0;
+    for (uint32_t op = 1; op <= options->ops + 1; op++) {
+        w->first_index[op] = chunks;
+        if (op <= options->ops)
+            chunks += 1 + base_splitmix_below(&w->random, options->max_chunks);
+    }
+    w->first_index[options->ops + 2] = chunks;
+    w->num_chunks = chunks;
+    w->agreed = calloc(chunks + 1, sizeof(uint64_t));
+    w->agreed_by = calloc(chunks + 1, sizeof(uint32_t));
+    w->faults_left = options->num_faults;
+    static const int64_t scales[4] = {1, 2, 8, 24};
+    w->data_scale = scales[base_splitmix_below(&w->random, 4)];
+    struct ctl_coordinator_options coordinator = {.num_ranks = options->ranks,
+                                                  .dead_after_ns = options->dead_after_ns,
+                                                  .grace_ns = options->dead_after_ns / 4,
+                                                  .standalone = options->standalone,
+                                                  .host_id = 1};
+    return w->agreed && w->agreed_by &&
+           ctl_coordinator_create(&w->env, &coordinator, 0, &w->coordinator) == HDL_OK;
+}
+
+static void dismantle(struct sim_world *w)
+{
+    struct sim_event event;
+    while (sim_pop(w, &event))
+        ctl_bytes_unref(event.bytes);
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        sim_plane_free(w, w->processes[i]);
+        ctl_agent_destroy(w->processes[i]->agent);
+        free(w->processes[i]->watched);
+        free(w->processes[i]);
+    }
+    ctl_coordinator_destroy(w->coordinator);
+    free(w->processes);
+    free(w->conns);
+    free(w->queue.heap);
+    free(w->first_index);
+    free(w->by_rank);
+    free(w->death_time);
+    free(w->least);
+    free(w->agreed);
+    free(w->agreed_by);
+    free(w->agreed_failed);
+    free(w->agreed_failed_by);
+    free(w->history);
+}
+
+static bool is_settled(const struct sim_world *w)
+{
+    if (w->faults_left > 0 || w->now < w->faults_end)
+        return false;
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        const struct sim_process *p = w->processes[i];
+        if (!p->alive || p->plane.over || p->left)
+            continue;
+        if (p->stopped || !p->plane.running || p->plane.frozen ||
+            !sim_plane_finished(w, p) || p->proposals > 0)
+            return false;
+    }
+    for (uint32_t s = 0; s < w->capacity; s++) {
+        if (w->death_time[s] != 0)
+            return false; /* not agreed yet */
+    }
+    return true;
+}
+
+static bool anybody_counts(const struct sim_world *w)
+{
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        if (sim_counts(w, w->processes[i]))
+            return true;
+    }
+    return false;
+}
+
+static void loop(struct sim_world *w)
+{
+    struct sim_event event;
+    uint64_t look = w->options.ranks > 8 ? w->options.ranks : 8;
+    int64_t limit = 20 * w->options.dead_after_ns + 5 * SECOND;
+    while (!w->failed && sim_pop(w, &event)) {
+        w->now = event.time;
+        w->result->events++;
+        if (w->options.fault_at_event != 0 &&
+            w->result->events == w->options.fault_at_event)
+            sim_fault(w);
+        handle(w, &event);
+        ctl_bytes_unref(event.bytes);
+        if (w->now > w->faults_end + limit)
+            break;
+        if (w->result->events % look == 0 && is_settled(w))
+            break;
+    }
+    if (!w->failed && anybody_counts(w))
+        sim_check_end(w);
+}
+
+void sim_plan_faults(struct sim_world *w)
+{
+    const struct sim_options *options = &w->options;
+    if (w->faults_planned || options->fault_at_event != 0)
+        return;
+    w->faults_planned = true;
+    uint64_t spread = (uint64_t)(options->link_ns * (4 + options->ops));
+    if (options->faults & (SIM_REORDER | SIM_DELAY))
+        spread *= 2;
+    for (uint32_t i = 0; i < options->num_faults; i++) {
+        int64_t at = w->now + (int64_t)base_splitmix_below(&w->random, spread);
+        if (at > w->faults_end)
+            w->faults_end = at;
+        sim_push(w, at, &(struct sim_event){.kind = EV_FAULT});
+    }
+}
+
+bool sim_run(const struct sim_options *options, struct sim_result *result)
+{
+    memset(result, 0, sizeof(*result));
+    struct sim_world world = {.options = *options, .result = result};
+    struct sim_world *w = &world;
+    if (prepare(w)) {
+        sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+        for (uint32_t i = 0; i < options->ranks; i++)
+            (void)sim_spawn(w, i, false);
+        if (base_splitmix_below(&w->random, 8) == 0)
+            sim_plan_faults(w); /* from the first moment on, into the creation */
+        loop(w);
+    } else {
+        sim_fail(w, "out of memory");
+    }
+    dismantle(w);
+    result->virtual_ns = w->now;
+    result->ok = !w->failed;
+    return result->ok;
+}

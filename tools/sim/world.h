@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Inside the simulator: processes, connections, the queue of events, the model of data.
+ */
+#ifndef SIM_WORLD_H
+#define SIM_WORLD_H
+
+#include "base/env.h"
+#include "base/list.h"
+#include "base/random.h"
+#include "ctl/agent.h"
+#include "ctl/coordinator.h"
+#include "sim/sim.h"
+
+enum sim_event_kind {
+    EV_COORD_OPENED = 1, /* conn */
+    EV_COORD_CLOSED,
+    EV_COORD_MESSAGE, /* conn, bytes */
+    EV_COORD_TICK,
+    /* of one process from here on */
+    EV_CONNECT,      /* its attempt to connect succeeds or fails */
+    EV_DISCONNECTED, /* conn */
+    EV_MESSAGE,      /* conn, bytes */
+    EV_TICK,
+    EV_EXITED,   /* x = rank epoch */
+    EV_ATTACHED, /* x = epoch */
+    EV_PLANE,    /* the data thread makes a step */
+    EV_USER,     /* the caller issues an operation */
+    EV_PUT,      /* a message of the data plane arrives */
+    EV_CONTINUE, /* the process goes on after a stop */
+    EV_FAULT,    /* of the world: x = number */
+    EV_SPAWN,    /* of the world: x = job rank to start a process for */
+    EV_RESTART   /* of the world: the coordinator comes back */
+};
+
+/* A message of the messaged data plane. */
+struct sim_put {
+    uint32_t from_slot;
+    uint64_t from; /* rank epoch */
+    uint64_t attempt;
+    uint64_t index; /* chunk, counted over all operations */
+    bool ready;     /* a `ready` flag, else an input */
+};
+
+struct sim_event {
+    int64_t time;
+    uint64_t order;
+    enum sim_event_kind kind;
+    uint32_t process;
+    uint64_t conn;
+    uint64_t x;
+    struct ctl_bytes *bytes;
+    struct sim_put put;
+};
+
+struct sim_queue {
+    struct sim_event *heap;
+    size_t count, capacity;
+    uint64_t order;
+};
+
+struct sim_conn {
+    uint64_t id;
+    uint32_t process;
+    bool agent_open, coord_open;
+    int64_t up_time, down_time; /* last delivery in each direction: order is kept */
+};
+
+/* A position in the order (attempt, index). */
+struct sim_flag {
+    uint64_t attempt;
+    uint64_t count; /* chunks up to here; 0 = none */
+};
+
+/* What one process has of the group. Chunks are counted 0, 1, 2, ... over all operations.
+ */
+struct sim_plane {
+    bool running, over;
+    enum hdl_status why;
+    struct ctl_view *view;
+    uint32_t slot;
+    uint64_t rank_epoch;
+    uint64_t next;      /* operation to be issued */
+    uint64_t issued;    /* chunks of issued operations */
+    uint64_t published; /* chunks: its window */
+    uint64_t ready;
+    uint64_t done; /* returned to the user */
+    bool frozen;
+    uint64_t ballot;
+    uint64_t answered; /* `ready` in the answer */
+    bool reading;      /* flags of chunk `ready` were read, `ready` not yet raised */
+    uint64_t reading_epoch;
+    uint64_t watch;   /* x; 0 = none */
+    uint64_t *fenced; /* [capacity] published as read at the fence, +1; 0 = not fenced */
+    struct sim_flag *in;    /* [capacity] newest `ready` flag */
+    struct sim_flag *slots; /* [capacity * window] inputs received: attempt, index + 1 */
+    uint64_t *slot_from;    /* [capacity * window] rank epochs */
+    uint64_t *flag_from;    /* [capacity] */
+    struct sim_process **peers; /* [capacity] holders of the view, dead ones too */
+    uint64_t *returned;         /* [chunks] hash of who contributed; 0 = not returned */
+    uint64_t *failed; /* [ops + 1] hash of the failed set + 1; 0 = not finished */
+};
+
+struct sim_process {
+    uint32_t index;
+    uint32_t job_rank;
+    bool alive, stopped, left;
+    int64_t continue_at;
+    int64_t cut_until;
+    struct ctl_agent *agent;
+    uint64_t conn; /* 0 = none */
+    int64_t tick_at;
+    uint64_t rank_epoch;
+    bool joiner, join_proposed, told_members;
+    uint64_t proposals;
+    bool leaving;
+    bool plane_scheduled;
+    bool user_waits; /* too many operations are open to issue another */
+    int64_t slowness; /* of its data thread: 1 = quick */
+    uint64_t *watched; /* rank epochs on this host */
+    uint32_t num_watched, cap_watched;
+    struct sim_plane plane;
+};
+
+/* One committed view, for the comparison of histories. */
+struct sim_history {
+    uint64_t epoch;
+    uint64_t hash;
+};
+
+struct sim_world {
+    struct sim_options options;
+    struct sim_result *result;
+    struct base_env env;
+    uint64_t random;
+    int64_t now;
+    struct sim_queue queue;
+    struct ctl_coordinator *coordinator;
+    int64_t coord_tick_at;
+    bool coord_alive;
+    uint32_t num_processes, cap_processes;
+    struct sim_process **processes;
+    uint32_t *by_rank; /* job rank -> newest process */
+    struct sim_conn *conns;
+    uint32_t num_conns, cap_conns;
+    /* the program all ranks run */
+    uint32_t capacity;
+    uint64_t num_chunks;
+    uint64_t *first_index; /* [ops + 2] */
+    struct sim_history *history;
+    uint32_t num_history, cap_history;
+    uint64_t *agreed;        /* [chunks] contributors returned by a live rank; 0 = none */
+    uint32_t *agreed_by;     /* [chunks] process */
+    uint64_t *agreed_failed; /* [ops + 1] */
+    uint32_t *agreed_failed_by; /* [ops + 1] */
+    uint64_t *least;            /* [capacity] of a planted defect */
+    int64_t *death_time;        /* [capacity] of the newest death, 0 = committed */
+    uint32_t faults_left;
+    bool faults_planned;
+    int64_t data_scale; /* delay of data messages in eighths of a link's */
+    int64_t faults_end;
+    bool failed;
+    bool actions_busy;
+};
+
+/* queue.c */
+void sim_push(struct sim_world *w, int64_t time, const struct sim_event *event);
+bool sim_pop(struct sim_world *w, struct sim_event *event);
+
+/* world.c */
+void sim_fail(struct sim_world *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+void sim_trace(struct sim_world *w, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+int64_t sim_delay(struct sim_world *w);
+void sim_agent(struct sim_world *w, struct sim_process *p,
+               const struct ctl_agent_event *event);
+void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event);
+struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joiner);
+void sim_kill(struct sim_world *w, struct sim_process *p);
+/* Once the first rank has started: the faults fall into the time of the operations. */
+void sim_plan_faults(struct sim_world *w);
+struct sim_process *sim_by_epoch(struct sim_world *w, uint64_t rank_epoch);
+/* Not declared dead by the coordinator, and not out of the group by its own doing. */
+bool sim_counts(const struct sim_world *w, const struct sim_process *p);
+
+/* plane.c */
+bool sim_plane_init(struct sim_world *w, struct sim_process *p);
+void sim_plane_free(struct sim_world *w, struct sim_process *p);
+void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view *view);
+void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
+                      const struct ctl_prepare *prepare);
+void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_view *view);
+void sim_plane_step(struct sim_world *w, struct sim_process *p);
+void sim_plane_issue(struct sim_world *w, struct sim_process *p);
+void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_put *put);
+void sim_plane_wake(struct sim_world *w, struct sim_process *p);
+void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x);
+/* Whether it has nothing more to do in its program. */
+bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p);
+uint64_t sim_count_upto(const struct sim_world *w, uint64_t x);
+uint64_t sim_x_of(const struct sim_world *w, uint64_t index);
+uint64_t sim_op_of(const struct sim_world *w, uint64_t index);
+
+/* check.c */
+void sim_check_view(struct sim_world *w, struct sim_process *p,
+                    const struct ctl_view *view);
+void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index);
+void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op);
+void sim_check_end(struct sim_world *w);
+uint64_t sim_view_hash(const struct ctl_view *view);
+
+/* fault.c */
+void sim_fault(struct sim_world *w);
+void sim_propose(struct sim_world *w, struct sim_process *p, enum ctl_proposal_kind kind,
+                 uint32_t slot);
+
+#endif
