@@ -8,5 +8,6 @@ int command_run(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_perf(int argc, char **argv);
 int command_info(int argc, char **argv);
+int command_sim(int argc, char **argv);
 
 #endif

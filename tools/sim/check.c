@@ -3,7 +3,7 @@
 #include <stdlib.h>
 
 #include "ctl/coordinator_state.h"
-#include "sim/world.h"
+#include "tools/sim/world.h"
 
 static uint64_t mix(uint64_t hash, uint64_t value)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What goes wrong: picks a fault and a victim for a schedule. */
-#include "sim/world.h"
+#include "tools/sim/world.h"
 
 #define SECOND INT64_C(1000000000)
 

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim/world.h"
+#include "tools/sim/world.h"
 
 /*
  * Every operation needs everybody's input on everybody, like all_reduce. A step of the
@@ -452,7 +452,8 @@ static bool try_finish(struct sim_world *w, struct sim_process *p)
     if (plane->done == w->first_index[op + 1]) {
         finish_op(w, p, op);
         if (p->user_waits)
-            sim_push(w, w->now, &(struct sim_event){.kind = EV_USER, .process = p->index});
+            sim_push(w, w->now,
+                     &(struct sim_event){.kind = EV_USER, .process = p->index});
         p->user_waits = false;
     }
     sim_plane_watch(w, p, plane->watch);

@@ -2,7 +2,7 @@
 /* The simulator's queue: a binary heap in the order of (time, order of insertion). */
 #include <stdlib.h>
 
-#include "sim/world.h"
+#include "tools/sim/world.h"
 
 static bool before(const struct sim_event *a, const struct sim_event *b)
 {

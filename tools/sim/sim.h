@@ -26,15 +26,15 @@ enum sim_fault {
  */
 enum sim_defect {
     SIM_NO_DEFECT = 0,
-    SIM_LAST_LOW,        /* last(d) one chunk too low */
-    SIM_LAST_HIGH,       /* last(d) one chunk too high */
-    SIM_NO_FREEZE,       /* dead ranks are fenced, but `ready` goes on rising */
+    SIM_LAST_LOW,      /* last(d) one chunk too low */
+    SIM_LAST_HIGH,     /* last(d) one chunk too high */
+    SIM_NO_FREEZE,     /* dead ranks are fenced, but `ready` goes on rising */
     SIM_SAMPLE_FIRST,  /* what the dead published is read before the freeze, not after */
-    SIM_PER_OPERATION,   /* boundaries rounded to whole operations */
-    SIM_STALE_READY,     /* an old `ready` counts for a redo */
-    SIM_DROP_NEWER,      /* messages of a newer attempt are dropped, not kept */
-    SIM_NEXT_STARTED,    /* answers count operations that started, not those issued */
-    SIM_STALE_ANSWER,    /* answers of an older ballot are taken for the present one */
+    SIM_PER_OPERATION, /* boundaries rounded to whole operations */
+    SIM_STALE_READY,   /* an old `ready` counts for a redo */
+    SIM_DROP_NEWER,    /* messages of a newer attempt are dropped, not kept */
+    SIM_NEXT_STARTED,  /* answers count operations that started, not those issued */
+    SIM_STALE_ANSWER,  /* answers of an older ballot are taken for the present one */
     SIM_LEAST_PUBLISHED, /* min instead of max over what was seen of the dead */
     SIM_OWN_EVIDENCE,    /* a rank skips a peer on its own evidence, before the commit */
     SIM_SKIP_COMMIT,     /* one rank keeps its old view silently */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The simulated world: processes, connections, virtual time; carries out the actions. */
-#include "sim/world.h"
+#include "tools/sim/world.h"
 
 #include <stdarg.h>
 #include <stdlib.h>

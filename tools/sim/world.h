@@ -9,7 +9,7 @@
 #include "base/random.h"
 #include "ctl/agent.h"
 #include "ctl/coordinator.h"
-#include "sim/sim.h"
+#include "tools/sim/sim.h"
 
 enum sim_event_kind {
     EV_COORD_OPENED = 1, /* conn */
@@ -114,8 +114,8 @@ struct sim_process {
     uint64_t proposals;
     bool leaving;
     bool plane_scheduled;
-    bool user_waits; /* too many operations are open to issue another */
-    int64_t slowness; /* of its data thread: 1 = quick */
+    bool user_waits;   /* too many operations are open to issue another */
+    int64_t slowness;  /* of its data thread: 1 = quick */
     uint64_t *watched; /* rank epochs on this host */
     uint32_t num_watched, cap_watched;
     struct sim_plane plane;

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Random schedules: no invariant breaks, whatever goes wrong. */
+#include "unit.h"
+
+#include "tools/sim/sim.h"
+
+static void run(struct sim_options *options, uint64_t seeds)
+{
+    struct sim_result result;
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
+        options->seed = seed;
+        for (int messaged = 0; messaged < 2; messaged++) {
+            options->messaged = messaged != 0;
+            if (!sim_run(options, &result))
+                fail_msg("faults %x seed %llu %s: %s", options->faults,
+                         (unsigned long long)seed, messaged ? "messaged" : "mapped",
+                         result.text);
+        }
+    }
+}
+
+static void test_each_fault_alone(void **state)
+{
+    static const unsigned faults[] = {SIM_KILL, SIM_STOP, SIM_CUT};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct sim_options options;
+        sim_defaults(&options);
+        options.faults = faults[i];
+        run(&options, 300);
+    }
+}
+
+static void test_all_faults_together(void **state)
+{
+    struct sim_options options;
+    sim_defaults(&options);
+    options.faults = SIM_KILL | SIM_STOP | SIM_CUT | SIM_DELAY | SIM_REORDER;
+    options.num_faults = 4;
+    for (uint32_t ranks = 3; ranks <= 8; ranks++) {
+        options.ranks = ranks;
+        run(&options, 60);
+    }
+}
+
+static void test_lost_ranks_stay_active(void **state)
+{
+    struct sim_options options;
+    sim_defaults(&options);
+    options.manual = true;
+    options.faults = SIM_KILL | SIM_CUT | SIM_REORDER;
+    options.num_faults = 3;
+    run(&options, 200);
+}
+
+static void test_several_deaths_cost_few_ballots(void **state)
+{
+    struct sim_options options;
+    sim_defaults(&options);
+    options.ranks = 8;
+    options.num_faults = 7;
+    run(&options, 200);
+}
+
+static void test_one_seed_one_run(void **state)
+{
+    struct sim_options options;
+    struct sim_result first, again;
+    sim_defaults(&options);
+    options.faults = SIM_KILL | SIM_STOP | SIM_CUT | SIM_REORDER;
+    options.messaged = true;
+    for (options.seed = 1; options.seed <= 20; options.seed++) {
+        (void)sim_run(&options, &first);
+        (void)sim_run(&options, &again);
+        assert_true(first.events == again.events);
+        assert_true(first.virtual_ns == again.virtual_ns);
+        assert_true(first.messages == again.messages);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_each_fault_alone),
+        cmocka_unit_test(test_all_faults_together),
+        cmocka_unit_test(test_lost_ranks_stay_active),
+        cmocka_unit_test(test_several_deaths_cost_few_ballots),
+        cmocka_unit_test(test_one_seed_one_run),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

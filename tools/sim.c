@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `heddle sim`: seeded schedules of the control plane under virtual time. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/parse.h"
+#include "tools/commands.h"
+#include "tools/options.h"
+#include "tools/sim/sim.h"
+
+static const struct {
+    const char *name;
+    unsigned fault;
+} fault_names[] = {
+    {"kill", SIM_KILL},       {"stop", SIM_STOP},
+    {"cut", SIM_CUT},         {"delay", SIM_DELAY},
+    {"reorder", SIM_REORDER}, {"join", SIM_JOIN},
+    {"leave", SIM_LEAVE},     {"restart-coordinator", SIM_RESTART},
+};
+
+struct totals {
+    uint64_t seeds, broken;
+    uint64_t events, messages, views, redone, deaths, joins, removals;
+    int64_t slowest_commit_ns;
+    double seconds;
+};
+
+static bool read_faults(const char *list, unsigned *faults)
+{
+    *faults = 0;
+    while (*list) {
+        size_t length = strcspn(list, ",");
+        unsigned fault = 0;
+        for (size_t i = 0; i < sizeof(fault_names) / sizeof(fault_names[0]); i++) {
+            if (strlen(fault_names[i].name) == length &&
+                strncmp(list, fault_names[i].name, length) == 0)
+                fault = fault_names[i].fault;
+        }
+        if (fault == 0)
+            return false;
+        *faults |= fault;
+        list += length + (list[length] == ',');
+    }
+    return *faults != 0;
+}
+
+/* "7" or "1..1000". */
+static bool read_seeds(const char *text, uint64_t *first, uint64_t *last)
+{
+    char room[32];
+    const char *dots = strstr(text, "..");
+    if (!dots)
+        return base_parse_u64(text, first) == HDL_OK &&
+               base_parse_u64(text, last) == HDL_OK;
+    size_t length = (size_t)(dots - text);
+    if (length >= sizeof(room))
+        return false;
+    memcpy(room, text, length);
+    room[length] = 0;
+    return base_parse_u64(room, first) == HDL_OK &&
+           base_parse_u64(dots + 2, last) == HDL_OK && *first <= *last;
+}
+
+static double seconds_now(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void add(struct totals *totals, const struct sim_result *result)
+{
+    totals->seeds++;
+    totals->broken += !result->ok;
+    totals->events += result->events;
+    totals->messages += result->messages;
+    totals->views += result->views;
+    totals->redone += result->redone;
+    totals->deaths += result->deaths;
+    totals->joins += result->joins;
+    totals->removals += result->removals;
+    if (result->slowest_commit_ns > totals->slowest_commit_ns)
+        totals->slowest_commit_ns = result->slowest_commit_ns;
+}
+
+/*
+ * The smallest schedule that still breaks: fewer faults, fewer operations, fewer ranks,
+ * one at a time. What is left is run again with its trace.
+ */
+static void minimise(struct sim_options *options)
+{
+    struct sim_result result;
+    uint32_t *const fields[] = {&options->num_faults, &options->ops, &options->ranks,
+                                &options->max_chunks};
+    bool smaller = true;
+    while (smaller) {
+        smaller = false;
+        for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+            uint32_t least = fields[i] == &options->ranks ? 2 : 1;
+            if (*fields[i] <= least)
+                continue;
+            --*fields[i];
+            if (sim_run(options, &result))
+                ++*fields[i];
+            else
+                smaller = true;
+        }
+    }
+}
+
+static void report_broken(struct sim_options options, const struct sim_result *result)
+{
+    printf("seed %" PRIu64 ": %s\n", options.seed, result->text);
+    minimise(&options);
+    printf("smallest schedule that breaks: seed %" PRIu64
+           ", %u ranks, %u operations of at most %u chunks, %u faults\n",
+           options.seed, options.ranks, options.ops, options.max_chunks,
+           options.num_faults);
+    options.trace = stdout;
+    struct sim_result again;
+    (void)sim_run(&options, &again);
+    printf("%s\n", again.text);
+}
+
+static void print_totals(const struct totals *t, bool json)
+{
+    double rate = t->seconds > 0 ? (double)t->seeds / t->seconds : 0;
+    if (json) {
+        printf("{\"seeds\":%" PRIu64 ",\"broken\":%" PRIu64
+               ",\"seeds_per_second\":%.1f,\"seconds\":%.2f,\"events\":%" PRIu64
+               ",\"messages\":%" PRIu64 ",\"views\":%" PRIu64 ",\"deaths\":%" PRIu64
+               ",\"joins\":%" PRIu64 ",\"removals\":%" PRIu64
+               ",\"redone_chunks\":%" PRIu64 ",\"slowest_commit_ms\":%.3f}\n",
+               t->seeds, t->broken, rate, t->seconds, t->events, t->messages, t->views,
+               t->deaths, t->joins, t->removals, t->redone,
+               (double)t->slowest_commit_ns / 1e6);
+        return;
+    }
+    printf("%" PRIu64 " schedules, %" PRIu64 " broken, %.0f a second\n", t->seeds,
+           t->broken, rate);
+    printf("%" PRIu64 " events, %" PRIu64 " control messages, %" PRIu64 " views, %" PRIu64
+           " deaths, %" PRIu64 " joins, %" PRIu64 " removals, %" PRIu64
+           " chunks redone\n",
+           t->events, t->messages, t->views, t->deaths, t->joins, t->removals, t->redone);
+    printf("slowest from a death to its commit: %.3f ms of virtual time\n",
+           (double)t->slowest_commit_ns / 1e6);
+}
+
+static int run_seeds(struct sim_options *options, uint64_t first, uint64_t last,
+                     bool json, bool both)
+{
+    struct totals totals = {0};
+    double begin = seconds_now(), shown = begin;
+    for (uint64_t seed = first; seed <= last && totals.broken == 0; seed++) {
+        struct sim_result result;
+        options->seed = seed;
+        if (both)
+            options->messaged = seed % 2 == 0;
+        bool ok = sim_run(options, &result);
+        add(&totals, &result);
+        if (!ok && !json)
+            report_broken(*options, &result);
+        if (!json && seconds_now() - shown > 5) {
+            shown = seconds_now();
+            (void)fprintf(stderr, "seed %" PRIu64 " of %" PRIu64 "\n", seed, last);
+        }
+    }
+    totals.seconds = seconds_now() - begin;
+    print_totals(&totals, json);
+    return totals.broken == 0 ? TOOL_OK : TOOL_FAILED;
+}
+
+int command_sim(int argc, char **argv)
+{
+    struct sim_options options;
+    sim_defaults(&options);
+    int64_t ranks = 5, capacity = 0, ops = options.ops, faults = options.num_faults;
+    int64_t link_us = options.link_ns / 1000, dead_us = options.dead_after_ns / 1000;
+    const char *seeds = "1..1000", *kinds = "kill", *plane = "both", *defect = NULL;
+    bool json = false, trace = false, manual = false;
+    const struct tool_option table[] = {
+        {'n', "ranks", TOOL_INT, &ranks, 1, "N", "founders of the group (default 5)"},
+        {0, "capacity", TOOL_INT, &capacity, 0, "N", "slots (default: the founders)"},
+        {0, "seeds", TOOL_TEXT, &seeds, 0, "A..B", "one schedule each (default 1..1000)"},
+        {0, "faults", TOOL_TEXT, &kinds, 0, "LIST",
+         "of kill,stop,cut,delay,reorder,join,leave,restart-coordinator (default kill)"},
+        {0, "num-faults", TOOL_INT, &faults, 0, "N", "faults of a schedule (default 2)"},
+        {0, "ops", TOOL_INT, &ops, 1, "N", "collectives of a schedule (default 6)"},
+        {0, "plane", TOOL_TEXT, &plane, 0, "P", "mapped, messaged or both (default)"},
+        {0, "link", TOOL_SECONDS, &link_us, 0, "S", "delay of a link (default 50e-6)"},
+        {0, "dead-after", TOOL_SECONDS, &dead_us, 0, "S", "silence (default 0.2)"},
+        {0, "manual", TOOL_FLAG, &manual, 0, NULL, "lost ranks stay active"},
+        {0, "defect", TOOL_TEXT, &defect, 0, "NAME", "plant a mistake, to see it found"},
+        {0, "trace", TOOL_FLAG, &trace, 0, NULL, "print every event of note"},
+        {0, "json", TOOL_FLAG, &json, 0, NULL, "one object"},
+    };
+    const struct tool_usage usage = {
+        "heddle sim [--ranks N] [--seeds A..B] [--faults LIST]",
+        "Runs the real coordinator and agents under virtual time with seeded faults and\n"
+        "checks the invariants after every event.",
+        table, sizeof(table) / sizeof(table[0]), NULL};
+    int first_arg;
+    uint64_t first, last;
+    switch (tool_parse(&usage, true, argc, argv, &first_arg)) {
+    case TOOL_PARSED:
+        break;
+    case TOOL_PARSED_HELP:
+        return TOOL_OK;
+    default:
+        return TOOL_USAGE;
+    }
+    if (first_arg < argc)
+        return tool_usage_error("sim takes no argument '%s'", argv[first_arg]);
+    if (!read_seeds(seeds, &first, &last))
+        return tool_usage_error("--seeds needs a number or A..B, got '%s'", seeds);
+    if (!read_faults(kinds, &options.faults))
+        return tool_usage_error("--faults: unknown fault in '%s'", kinds);
+    if (ranks > 65536 || capacity > 65536 || ops > 10000)
+        return tool_usage_error("at most 65536 ranks and 10000 operations");
+    for (int d = 0; defect && d < SIM_DEFECTS; d++) {
+        if (strcmp(sim_defect_name((enum sim_defect)d), defect) == 0)
+            options.defect = (enum sim_defect)d;
+    }
+    if (defect && options.defect == SIM_NO_DEFECT)
+        return tool_usage_error("--defect: '%s' is not known", defect);
+    options.ranks = (uint32_t)ranks;
+    options.capacity = (uint32_t)capacity;
+    options.ops = (uint32_t)ops;
+    options.num_faults = (uint32_t)faults;
+    options.link_ns = link_us > 0 ? link_us * 1000 : options.link_ns;
+    options.dead_after_ns = dead_us > 0 ? dead_us * 1000 : options.dead_after_ns;
+    options.manual = manual;
+    options.messaged = strcmp(plane, "messaged") == 0;
+    options.trace = trace ? stdout : NULL;
+    if (options.ranks > 64)
+        options.ranks_per_host = 8;
+    return run_seeds(&options, first, last, json, strcmp(plane, "both") == 0);
+}
