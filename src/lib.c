@@ -147,12 +147,9 @@ static enum hdl_status create_net(struct hdl_context *context,
     memcpy(exchange.host_id, self->host_id, sizeof(exchange.host_id));
     memcpy(exchange.socket_name, self->socket_name, sizeof(exchange.socket_name));
     memcpy(exchange.interface_address, self->address, sizeof(exchange.interface_address));
-    /* Who shares a loopback address shares the machine. */
-    bool loopback =
-        strncmp(self->address, "127.", 4) == 0 || !strcmp(self->address, "::1");
     const struct net_opts opts = {
         .transport = transport,
-        .single_host = loopback || host_num_ranks(context->host) == 1,
+        .single_host = host_single_host(context->host),
     };
     return net_create(&context->env, &exchange, &opts, &context->net);
 }
