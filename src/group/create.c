@@ -312,6 +312,8 @@ void hdl_group_destroy(struct hdl_group *group)
     if (!group || group->magic != GROUP_MAGIC)
         return;
     struct group_engine *engine = group->engine;
+    if (group_engine_check(engine) != HDL_OK)
+        return; /* a forked child owns none of it */
     if (atomic_load(&group->over) == HDL_OK) {
         (void)group_engine_wait(engine, all_finished, group, base_now_ns() + LEAVE_NS);
         if (atomic_load(&group->over) == HDL_OK)
@@ -328,6 +330,9 @@ enum hdl_status hdl_group_abort(struct hdl_group *group)
 {
     if (!group || group->magic != GROUP_MAGIC)
         return base_fail(HDL_EINVAL, "not a group");
+    enum hdl_status status = group_engine_check(group->engine);
+    if (status != HDL_OK)
+        return status;
     group_end(group, HDL_EABORTED, "the group was aborted");
     host_group_abort(group->host_group);
     return HDL_OK;

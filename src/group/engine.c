@@ -12,6 +12,7 @@
 #include "group/group.h"
 #include "group/p2p.h"
 #include "group/wait.h"
+#include "host/host.h"
 #include "net/net.h"
 
 enum { LOCK_SPINS = 100, POLLS_PER_CLOCK = 64, DUMP_BYTES = 1024 };
@@ -23,6 +24,11 @@ static uint32_t usable_cores(void)
         return (uint32_t)CPU_COUNT(&set);
     long n = sysconf(_SC_NPROCESSORS_ONLN);
     return n > 0 ? (uint32_t)n : 1;
+}
+
+enum hdl_status group_engine_check(const struct group_engine *engine)
+{
+    return engine->host ? host_check(engine->host) : HDL_OK;
 }
 
 enum hdl_status group_engine_create(struct base_env *env, struct host *host,

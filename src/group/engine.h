@@ -58,6 +58,10 @@ enum hdl_status group_engine_create(struct base_env *env, struct host *host,
 /* All groups must be destroyed. NULL is legal. Frees the operation handles, too. */
 void group_engine_destroy(struct group_engine *engine);
 
+/* HDL_OK, or HDL_ENOTSUP in a forked child and in a process that is exiting: then no lock
+ * may be taken and nothing can be waited for. */
+enum hdl_status group_engine_check(const struct group_engine *engine);
+
 /* Text of the last 64 operations of every group (hdl_context_dump). */
 enum hdl_status group_engine_dump(struct group_engine *engine, int fd);
 

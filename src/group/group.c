@@ -275,6 +275,10 @@ enum hdl_status group_check(const struct hdl_group *group)
 {
     if (!group || group->magic != GROUP_MAGIC)
         return base_fail(HDL_EINVAL, "not a group");
+    /* Before any lock: in a forked child nobody would ever release it. */
+    enum hdl_status status = group_engine_check(group->engine);
+    if (status != HDL_OK)
+        return status;
     int over = atomic_load_explicit(&group->over, memory_order_acquire);
     if (over == HDL_OK || over == HDL_PENDING)
         return HDL_OK;

@@ -216,6 +216,9 @@ enum hdl_status hdl_op_test(struct hdl_op *op)
 {
     if (!op)
         return base_fail(HDL_EINVAL, "no operation");
+    enum hdl_status status = group_engine_check(op->engine);
+    if (status != HDL_OK)
+        return status;
     if (!group_op_finished(op) && group_engine_try_lock(op->engine)) {
         if (!group_op_finished(op))
             (void)group_engine_progress(op->engine);
@@ -230,6 +233,9 @@ enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
         return base_fail(HDL_EINVAL, "no operation");
     if (group_op_finished(op))
         return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_relaxed);
+    enum hdl_status status = group_engine_check(op->engine);
+    if (status != HDL_OK)
+        return status;
     if (timeout_us == 0)
         return hdl_op_test(op);
     int64_t deadline = BASE_FOREVER;
@@ -272,7 +278,7 @@ enum hdl_status hdl_op_source(const struct hdl_op *op, int32_t *rank, int32_t *t
 
 void hdl_op_free(struct hdl_op *op)
 {
-    if (!op)
+    if (!op || group_engine_check(op->engine) != HDL_OK)
         return;
     struct group_engine *engine = op->engine;
     group_engine_lock(engine);

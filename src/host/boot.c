@@ -174,6 +174,8 @@ enum hdl_status host_boot_find(struct base_env *env, const struct host_opts *opt
     enum hdl_status status = HDL_OK;
     if (opts->num_ranks == 0)
         status = host_boot_ranks(boot);
+    else
+        host_boot_note_launcher(boot);
     if (status)
         return status;
     if (boot->num_ranks < 1 || boot->rank < 0 || boot->rank >= boot->num_ranks)
@@ -271,7 +273,10 @@ enum hdl_status host_boot_listen(struct host_boot *boot, int *out,
                                    boot->mode == HOST_BOOT_RANGE ? " or the 15 after it"
                                                                  : "");
     } else {
-        status = host_address_choose(boot->interface, address);
+        const char *interface = boot->interface;
+        if (!interface[0] && boot->single_host)
+            interface = "127.0.0.1";
+        status = host_address_choose(interface, address);
         if (status)
             return status;
         fd = listen_at(address);
@@ -337,7 +342,8 @@ static enum hdl_status read_record(struct host_boot *boot, const uint8_t *record
                          "the coordinator listens on %s, which rank %d on another host "
                          "cannot reach: set HEDDLE_INTERFACE on rank 0",
                          text, boot->rank);
-    boot->single_host = host_address_is_loopback(&candidates->items[0]);
+    boot->single_host =
+        boot->single_host || host_address_is_loopback(&candidates->items[0]);
     memcpy(boot->nonce, nonce, sizeof(nonce));
     if (!boot->has_token || boot->token_from_record)
         memcpy(boot->token, token, sizeof(token));

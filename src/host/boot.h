@@ -81,6 +81,8 @@ enum hdl_status host_boot_lookup(struct host_boot *boot, int64_t deadline_ns,
 
 /* boot_env.c. Rank and number of ranks as the launcher says; a job of one without one. */
 enum hdl_status host_boot_ranks(struct host_boot *boot);
+/* For ranks that came by options: a launcher of as many may say that all are local. */
+void host_boot_note_launcher(struct host_boot *boot);
 /* MASTER_ADDR and MASTER_PORT, else what the launcher gives. */
 enum hdl_status host_boot_place(struct host_boot *boot);
 /* A token from what all ranks of the job, and whoever guesses it, know. */

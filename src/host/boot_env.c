@@ -215,6 +215,15 @@ enum hdl_status host_boot_ranks(struct host_boot *boot)
     return status;
 }
 
+void host_boot_note_launcher(struct host_boot *boot)
+{
+    const struct launcher *launcher = find_launcher();
+    uint32_t size = 0;
+    if (launcher && read_number(launcher->size, INT32_MAX, &size) == HDL_OK &&
+        size == (uint32_t)boot->num_ranks)
+        note_single_host(boot, launcher);
+}
+
 enum hdl_status host_boot_place(struct host_boot *boot)
 {
     if (variable("MASTER_ADDR"))
