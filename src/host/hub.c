@@ -275,8 +275,9 @@ static enum hdl_status listen_for_agents(struct host_hub *hub)
 enum hdl_status host_hub_open(struct host *host, int listen_fd,
                               const struct host_opts *opts)
 {
-    uint64_t host_id = 0;
-    memcpy(&host_id, host->identity.host_id, sizeof(host_id));
+    /* No host_id: a process of this host is seen to end by its unix socket and its pidfd,
+     * which rank 0's agent watches. A TCP connection may break here too, and is made
+     * again. */
     struct ctl_coordinator_options options = {.num_ranks = (uint32_t)host->num_ranks,
                                               .dead_after_ns = opts->dead_after_ns,
                                               .grace_ns = opts->grace_ns,
