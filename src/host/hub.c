@@ -282,8 +282,7 @@ enum hdl_status host_hub_open(struct host *host, int listen_fd,
                                               .dead_after_ns = opts->dead_after_ns,
                                               .grace_ns = opts->grace_ns,
                                               .link_timeout_ns =
-                                                  host->env->config.link_timeout,
-                                              .host_id = host_id};
+                                                  host->env->config.link_timeout};
     struct host_hub *hub = base_alloc(host->env, 1, sizeof(*hub));
     if (!hub) {
         host_fork_close(listen_fd);
