@@ -229,8 +229,9 @@ static enum hdl_status join_group(struct hdl_group *group,
     enum hdl_status status = register_group(group, opts, &view);
     if (status != HDL_OK)
         return status;
-    group_first_view(group, view);
-    status = connect_group(group, view);
+    status = group_first_view(group, view);
+    if (status == HDL_OK)
+        status = connect_group(group, view);
     if (status != HDL_OK) {
         char text[BASE_DETAIL_BYTES];
         snprintf(text, sizeof(text), "%s", base_detail());

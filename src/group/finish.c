@@ -88,7 +88,8 @@ void group_op_finish(struct hdl_op *op, enum hdl_status status)
         return;
     }
     atomic_store_explicit(&op->status, status, memory_order_release);
-    if (atomic_load_explicit(&engine->waiters, memory_order_relaxed) > 1)
+    if (atomic_load_explicit(&engine->waiters, memory_order_relaxed) >
+        engine->holder_waits)
         group_engine_wake(engine);
 }
 

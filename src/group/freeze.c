@@ -176,9 +176,14 @@ void group_commit(void *user, struct ctl_view *ctl)
     group_engine_wake(group->engine);
 }
 
-void group_first_view(struct hdl_group *group, struct ctl_view *ctl)
+/* No operation runs yet, and a freeze that came meanwhile stays. */
+enum hdl_status group_first_view(struct hdl_group *group, struct ctl_view *ctl)
 {
-    group_commit(group, ctl);
+    struct group_view *view = group_view_create(group->engine->env, ctl, group->rank);
+    if (!view)
+        return HDL_ENOMEM;
+    replace_view(group, view);
+    return HDL_OK;
 }
 
 void group_watch_done(void *user, uint64_t x)

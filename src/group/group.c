@@ -145,6 +145,7 @@ enum hdl_status group_open(struct hdl_group *group, const struct group_path *pat
     }
     group_engine_lock(group->engine);
     base_list_push_back(&group->engine->groups, &group->node);
+    group->reserve = group_op_alloc(group->engine);
     group_engine_unlock(group->engine);
     return HDL_OK;
 }
@@ -158,6 +159,9 @@ void group_stop(struct hdl_group *group)
     group_engine_lock(group->engine);
     (void)group_progress(group);
     base_list_remove(&group->node);
+    if (group->reserve)
+        group_op_release(group->reserve);
+    group->reserve = NULL;
     group_engine_unlock(group->engine);
     group_p2p_close(group);
     if (group->path->close)

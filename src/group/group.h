@@ -117,12 +117,13 @@ struct hdl_group {
     uint64_t done_all;         /* lowest done of the present peers that was read */
     uint64_t open_chunks;      /* published and not pulled */
     struct base_list queue;    /* open collectives, by number */
+    struct hdl_op *reserve;    /* for a call that memory lacks for */
     struct hdl_op *publishing; /* first that has chunks to publish, or NULL */
     uint32_t num_open;
-    uint32_t window_mask; /* W - 1 if W is a power of 2, else 0 */
-    bool crowded;         /* more ranks of the group on this host than cores */
-    uint32_t late,
-        late_probes;     /* operations in a row that did not end in the first spin */
+    uint32_t window_mask;  /* W - 1 if W is a power of 2, else 0 */
+    bool crowded;          /* more ranks of the group on this host than cores */
+    _Atomic uint32_t late; /* operations in a row that did not end in the first spin */
+    uint32_t late_probes;
     uint32_t ahead;      /* chunks of large operations published before they are pulled */
     size_t stream_bytes; /* outputs from here on are written past the cache */
     const void **sources; /* [capacity], for reductions */
@@ -171,7 +172,7 @@ void group_freeze(void *group, const struct ctl_prepare *prepare,
                   struct ctl_answer *answer);
 void group_commit(void *group, struct ctl_view *view);
 /* The view that registration gave, unless a commit was faster. */
-void group_first_view(struct hdl_group *group, struct ctl_view *view);
+enum hdl_status group_first_view(struct hdl_group *group, struct ctl_view *view);
 void group_watch_done(void *group, uint64_t x);
 void group_fail(void *group, enum hdl_status status, const char *text);
 

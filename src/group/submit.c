@@ -65,7 +65,15 @@ static bool spins(struct hdl_group *group)
 {
     if (group->crowded)
         return false;
-    return group->late < LATE_MANY || ++group->late_probes % LATE_PROBE == 0;
+    return atomic_load_explicit(&group->late, memory_order_relaxed) < LATE_MANY ||
+           ++group->late_probes % LATE_PROBE == 0;
+}
+
+static void count_late(struct hdl_group *group)
+{
+    uint32_t late = atomic_load_explicit(&group->late, memory_order_relaxed);
+    if (late < LATE_MANY)
+        atomic_store_explicit(&group->late, late + 1, memory_order_relaxed);
 }
 
 /* The operation is started and the lock is held. Most end within the first rounds. */
@@ -86,10 +94,9 @@ static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *o
         group_engine_unlock(engine);
         (void)group_op_wait(op, BASE_FOREVER);
         group_engine_lock(engine);
-        if (group->late < LATE_MANY)
-            group->late++;
-    } else if (patient) {
-        group->late = 0;
+        count_late(group);
+    } else if (patient && atomic_load_explicit(&group->late, memory_order_relaxed)) {
+        atomic_store_explicit(&group->late, 0, memory_order_relaxed);
     }
     enum hdl_status status = take_result(op);
     group_engine_unlock(engine);
@@ -140,6 +147,8 @@ static struct hdl_op *new_op(struct hdl_group *group, const struct hdl_call *cal
     struct hdl_op *op = group_op_alloc(group->engine);
     if (!op)
         return NULL;
+    if (!group->reserve)
+        group->reserve = group_op_alloc(group->engine);
     op->group = group;
     op->blocking = blocking;
     op->warned = false;
@@ -147,6 +156,35 @@ static struct hdl_op *new_op(struct hdl_group *group, const struct hdl_call *cal
     op->deadline_ns = deadline_of(group, call);
     op->scalar = call ? call->scalar : 0;
     return op;
+}
+
+/* Without memory for the call its number is taken all the same, by an operation that
+ * every group keeps for that. */
+static enum hdl_status submit_nothing(struct hdl_group *group, struct hdl_op *op)
+{
+    if (!op) {
+        op = group->reserve;
+        group->reserve = NULL;
+    }
+    if (!op) {
+        group_engine_unlock(group->engine);
+        group_end(group, HDL_ENOMEM, "no memory for an operation");
+        return HDL_ENOMEM;
+    }
+    op->group = group;
+    op->desc = (struct group_desc){.kind = GROUP_REFUSED, .root = -1};
+    op->hash = group_desc_hash(&op->desc);
+    op->blocking = false;
+    op->freed = true;
+    op->warned = false;
+    op->started_ns = 0;
+    op->deadline_ns = BASE_FOREVER;
+    atomic_fetch_add_explicit(&group->engine->pending, 1, memory_order_seq_cst);
+    group_issue(group, op);
+    (void)group_progress(group);
+    group_engine_unlock(group->engine);
+    group_thread_kick(group->engine);
+    return HDL_ENOMEM;
 }
 
 enum hdl_status group_submit(struct hdl_group *group, struct group_request *request,
@@ -164,11 +202,8 @@ enum hdl_status group_submit(struct hdl_group *group, struct group_request *requ
     if (op && request->refused == HDL_OK)
         status = copy_arrays(op, request);
     if (status != HDL_OK) {
-        if (op)
-            group_op_release(op);
-        group_engine_unlock(engine);
         base_free(engine->env, detail);
-        return status;
+        return submit_nothing(group, op);
     }
     op->desc = request->desc;
     op->hash = group_desc_hash(&op->desc);

@@ -118,6 +118,7 @@ static bool spin(struct group_engine *engine, const struct target *target, int r
         return target->op && group_op_finished(target->op);
     }
     bool done = false;
+    engine->holder_waits = 1;
     struct hdl_group *group = target->op ? target->op->group : NULL;
     for (int i = 0; !(done = reached(target)) && i < rounds; i++) {
         bool step =
@@ -128,6 +129,7 @@ static bool spin(struct group_engine *engine, const struct target *target, int r
         if (!step)
             base_cpu_relax();
     }
+    engine->holder_waits = 0;
     group_engine_unlock(engine);
     return done;
 }
@@ -139,11 +141,13 @@ static bool round_once(struct group_engine *engine, const struct target *target,
     bool done;
     if (!group_engine_try_lock(engine))
         return target->op && group_op_finished(target->op);
+    engine->holder_waits = 1;
     done = reached(target);
     if (!done) {
         *moved |= group_engine_progress(engine);
         done = reached(target);
     }
+    engine->holder_waits = 0;
     group_engine_unlock(engine);
     return done;
 }
