@@ -228,7 +228,7 @@ const char *tool_bytes_text(char *room, size_t length, uint64_t bytes)
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     double value = (double)bytes;
     size_t step = 0;
-    while (value >= 1024 && step < 4) {
+    while (value >= 1023.95 && step < 4) {
         value /= 1024;
         step++;
     }

@@ -129,6 +129,20 @@ static void test_point_to_point(void)
     CHECK(in == before, "got %d", in);
 }
 
+/* A rank that leaves changes the view: nobody does before all have looked. */
+static void wait_for_all(void)
+{
+    int32_t x = 0;
+    for (int r = 2; r < 4 && self.rank == 0; r++)
+        CHECK_OK(hdl_recv(self.group, &x, 1, HDL_I32, r, 1, NULL, NULL));
+    for (int r = 2; r < 4 && self.rank == 0; r++)
+        CHECK_OK(hdl_send(self.group, &x, 1, HDL_I32, r, 1, NULL, NULL));
+    if (self.rank == 0)
+        return;
+    CHECK_OK(hdl_send(self.group, &x, 1, HDL_I32, 0, 1, NULL, NULL));
+    CHECK_OK(hdl_recv(self.group, &x, 1, HDL_I32, 0, 1, NULL, NULL));
+}
+
 int main(void)
 {
     rank_join(&self);
@@ -145,6 +159,7 @@ int main(void)
     test_lost_root();
     test_point_to_point();
     test_all(1);
+    wait_for_all();
     rank_leave(&self);
     return 0;
 }

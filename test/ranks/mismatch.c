@@ -29,7 +29,8 @@ static void expect(const char *what, double start, enum hdl_status got,
 {
     CHECK(got == wanted, "%s is %s, not %s: %s", what, hdl_status_name(got),
           hdl_status_name(wanted), hdl_error_detail());
-    CHECK(rank_now() - start < 1.0, "%s took %.2f s", what, rank_now() - start);
+    CHECK(rank_now() - start < 1.0 * RANK_SLOW, "%s took %.2f s", what,
+          rank_now() - start);
 }
 
 static void check_poison(const char *what, const int32_t *data, size_t count)
@@ -47,7 +48,7 @@ static void test_order(void)
         odd() ? hdl_allgather(self.group, src, dst, 4, HDL_I32, NULL, NULL)
               : hdl_allreduce(self.group, src, dst, 4, HDL_I32, HDL_SUM, NULL, NULL);
     expect("another operation", start, status, HDL_EORDER);
-    rank_check_text(hdl_error_detail(), "all_reduce", "all_gather", NULL);
+    rank_check_text(hdl_error_detail(), "allreduce", "allgather", NULL);
     check_poison("another operation", dst, 64 * 8);
     check_next();
     status = odd() ? hdl_barrier(self.group, NULL, NULL)

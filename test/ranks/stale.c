@@ -39,7 +39,7 @@ int main(void)
         rank_sleep_ms(1500);
     double start = rank_now();
     rank_join(&self);
-    CHECK(rank_now() - start < 10, "joining took %.1f s", rank_now() - start);
+    CHECK(rank_now() - start < 10 * RANK_SLOW, "joining took %.1f s", rank_now() - start);
     int32_t one = 1;
     CHECK_OK(hdl_allreduce(self.group, &one, &one, 1, HDL_I32, HDL_SUM, NULL, NULL));
     CHECK(one == size, "sum %d", one);
