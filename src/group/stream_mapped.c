@@ -85,7 +85,8 @@ static void write_cell(struct hdl_group *group, struct group_p2p_peer *peer,
     cell->type = (uint16_t)type;
     cell->fragment = (uint16_t)(peer->fragments_written - 1);
     cell->bytes = bytes;
-    memcpy(cell->payload, payload, length);
+    if (length)
+        memcpy(cell->payload, payload, length);
     peer->cells_written++;
     atomic_store_explicit(&cell->position, peer->cells_written, memory_order_release);
     show(group, rank);
