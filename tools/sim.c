@@ -173,29 +173,80 @@ static int run_seeds(struct sim_options *options, uint64_t first, uint64_t last,
     return totals.broken == 0 ? TOOL_OK : TOOL_FAILED;
 }
 
-int command_sim(int argc, char **argv)
+/* What the command line says, before it is checked. */
+struct wish {
+    int64_t ranks, capacity, ops, faults, link_us, dead_us;
+    const char *seeds, *kinds, *plane, *defect;
+    bool json, trace, manual;
+};
+
+static bool find_defect(const char *name, enum sim_defect *defect)
+{
+    for (int d = 0; d < SIM_DEFECTS; d++) {
+        if (strcmp(sim_defect_name((enum sim_defect)d), name) == 0) {
+            *defect = (enum sim_defect)d;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int run_wish(const struct wish *wish)
 {
     struct sim_options options;
+    uint64_t first, last;
     sim_defaults(&options);
-    int64_t ranks = 5, capacity = 0, ops = options.ops, faults = options.num_faults;
-    int64_t link_us = options.link_ns / 1000, dead_us = options.dead_after_ns / 1000;
-    const char *seeds = "1..1000", *kinds = "kill", *plane = "both", *defect = NULL;
-    bool json = false, trace = false, manual = false;
+    const char *plane = wish->plane ? wish->plane : wish->ranks > 64 ? "mapped" : "both";
+    if (!read_seeds(wish->seeds, &first, &last))
+        return tool_usage_error("--seeds needs a number or A..B, got '%s'", wish->seeds);
+    if (!read_faults(wish->kinds, &options.faults))
+        return tool_usage_error("--faults: unknown fault in '%s'", wish->kinds);
+    if (wish->ranks > 65536 || wish->capacity > 65536 || wish->ops > 10000)
+        return tool_usage_error("at most 65536 ranks and 10000 operations");
+    if (wish->defect && !find_defect(wish->defect, &options.defect))
+        return tool_usage_error("--defect: '%s' is not known", wish->defect);
+    if (strcmp(plane, "both") != 0 && strcmp(plane, "mapped") != 0 &&
+        strcmp(plane, "messaged") != 0)
+        return tool_usage_error("--plane: '%s' is not known", plane);
+    options.ranks = (uint32_t)wish->ranks;
+    options.capacity = (uint32_t)wish->capacity;
+    options.ops = (uint32_t)wish->ops;
+    options.num_faults = (uint32_t)wish->faults;
+    options.link_ns = wish->link_us > 0 ? wish->link_us * 1000 : 1000;
+    options.dead_after_ns = wish->dead_us > 0 ? wish->dead_us * 1000 : 1000000;
+    options.manual = wish->manual;
+    options.messaged = strcmp(plane, "messaged") == 0;
+    options.trace = wish->trace ? stdout : NULL;
+    if (options.ranks > 64)
+        options.ranks_per_host = 8;
+    return run_seeds(&options, first, last, wish->json, strcmp(plane, "both") == 0);
+}
+
+int command_sim(int argc, char **argv)
+{
+    struct wish wish = {.ranks = 5,
+                        .ops = 6,
+                        .faults = 2,
+                        .link_us = 50,
+                        .dead_us = 200000,
+                        .seeds = "1..1000",
+                        .kinds = "kill"};
     const struct tool_option table[] = {
-        {'n', "ranks", TOOL_INT, &ranks, 1, "N", "founders of the group (default 5)"},
-        {0, "capacity", TOOL_INT, &capacity, 0, "N", "slots (default: the founders)"},
-        {0, "seeds", TOOL_TEXT, &seeds, 0, "A..B", "one schedule each (default 1..1000)"},
-        {0, "faults", TOOL_TEXT, &kinds, 0, "LIST",
+        {'n', "ranks", TOOL_INT, &wish.ranks, 2, "N", "founders (default 5)"},
+        {0, "capacity", TOOL_INT, &wish.capacity, 0, "N", "slots (default: founders)"},
+        {0, "seeds", TOOL_TEXT, &wish.seeds, 0, "A..B", "schedules (default 1..1000)"},
+        {0, "faults", TOOL_TEXT, &wish.kinds, 0, "LIST",
          "of kill,stop,cut,delay,reorder,join,leave,restart-coordinator (default kill)"},
-        {0, "num-faults", TOOL_INT, &faults, 0, "N", "faults of a schedule (default 2)"},
-        {0, "ops", TOOL_INT, &ops, 1, "N", "collectives of a schedule (default 6)"},
-        {0, "plane", TOOL_TEXT, &plane, 0, "P", "mapped, messaged or both (default)"},
-        {0, "link", TOOL_SECONDS, &link_us, 0, "S", "delay of a link (default 50e-6)"},
-        {0, "dead-after", TOOL_SECONDS, &dead_us, 0, "S", "silence (default 0.2)"},
-        {0, "manual", TOOL_FLAG, &manual, 0, NULL, "lost ranks stay active"},
-        {0, "defect", TOOL_TEXT, &defect, 0, "NAME", "plant a mistake, to see it found"},
-        {0, "trace", TOOL_FLAG, &trace, 0, NULL, "print every event of note"},
-        {0, "json", TOOL_FLAG, &json, 0, NULL, "one object"},
+        {0, "num-faults", TOOL_INT, &wish.faults, 0, "N", "in a schedule (default 2)"},
+        {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},
+        {0, "plane", TOOL_TEXT, &wish.plane, 0, "P",
+         "mapped, messaged or both (default; mapped above 64 ranks)"},
+        {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S", "its delay (default 50e-6)"},
+        {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S", "silence (default 0.2)"},
+        {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
+        {0, "defect", TOOL_TEXT, &wish.defect, 0, "NAME", "plant a mistake"},
+        {0, "trace", TOOL_FLAG, &wish.trace, 0, NULL, "print every event of note"},
+        {0, "json", TOOL_FLAG, &wish.json, 0, NULL, "one object"},
     };
     const struct tool_usage usage = {
         "heddle sim [--ranks N] [--seeds A..B] [--faults LIST]",
@@ -203,7 +254,6 @@ int command_sim(int argc, char **argv)
         "checks the invariants after every event.",
         table, sizeof(table) / sizeof(table[0]), NULL};
     int first_arg;
-    uint64_t first, last;
     switch (tool_parse(&usage, true, argc, argv, &first_arg)) {
     case TOOL_PARSED:
         break;
@@ -214,28 +264,5 @@ int command_sim(int argc, char **argv)
     }
     if (first_arg < argc)
         return tool_usage_error("sim takes no argument '%s'", argv[first_arg]);
-    if (!read_seeds(seeds, &first, &last))
-        return tool_usage_error("--seeds needs a number or A..B, got '%s'", seeds);
-    if (!read_faults(kinds, &options.faults))
-        return tool_usage_error("--faults: unknown fault in '%s'", kinds);
-    if (ranks > 65536 || capacity > 65536 || ops > 10000)
-        return tool_usage_error("at most 65536 ranks and 10000 operations");
-    for (int d = 0; defect && d < SIM_DEFECTS; d++) {
-        if (strcmp(sim_defect_name((enum sim_defect)d), defect) == 0)
-            options.defect = (enum sim_defect)d;
-    }
-    if (defect && options.defect == SIM_NO_DEFECT)
-        return tool_usage_error("--defect: '%s' is not known", defect);
-    options.ranks = (uint32_t)ranks;
-    options.capacity = (uint32_t)capacity;
-    options.ops = (uint32_t)ops;
-    options.num_faults = (uint32_t)faults;
-    options.link_ns = link_us > 0 ? link_us * 1000 : options.link_ns;
-    options.dead_after_ns = dead_us > 0 ? dead_us * 1000 : options.dead_after_ns;
-    options.manual = manual;
-    options.messaged = strcmp(plane, "messaged") == 0;
-    options.trace = trace ? stdout : NULL;
-    if (options.ranks > 64)
-        options.ranks_per_host = 8;
-    return run_seeds(&options, first, last, json, strcmp(plane, "both") == 0);
+    return run_wish(&wish);
 }

@@ -560,7 +560,8 @@ static void watch(struct ctl_agent *agent, struct agent_group *group,
         action->x = msg->x;
 }
 
-/* Sent again after a reconnection, and to whoever asks about a group that is over here. */
+/* Sent again after a reconnection, and to whoever asks about a group that is over here.
+ */
 static void abort_on_wire(struct ctl_agent *agent, uint64_t group)
 {
     agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_ABORT, .group = group});

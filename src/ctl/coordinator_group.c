@@ -35,8 +35,8 @@ static bool params_copy(struct base_env *env, struct ctl_registration *to,
         return false;
     if (from->num_ranks > 0)
         memcpy(ranks, from->ranks, from->num_ranks * sizeof(*ranks));
-    for (; to->num_params < from->num_params; to->num_params++) {
-        uint32_t i = to->num_params;
+    for (uint32_t i = 0; i < from->num_params; i++) {
+        to->num_params++;
         params[i].name = base_strdup(env, from->params[i].name);
         params[i].value = base_strdup(env, from->params[i].value);
         if (!params[i].name || !params[i].value)

@@ -254,10 +254,9 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
 {
     char text[CTL_LINE_BYTES];
     if (hello->magic != CTL_WIRE_MAGIC || hello->version != CTL_WIRE_VERSION) {
-        (void)snprintf(
-            text, sizeof(text),
-            "wire version %u (magic %08x), the coordinator has %u (magic %08x)",
-            hello->version, hello->magic, CTL_WIRE_VERSION, CTL_WIRE_MAGIC);
+        (void)snprintf(text, sizeof(text),
+                       "wire version %u, the coordinator has %u (magic %08x and %08x)",
+                       hello->version, CTL_WIRE_VERSION, hello->magic, CTL_WIRE_MAGIC);
         refuse(c, conn->id, HDL_ECONFIG, text);
         return;
     }

@@ -209,7 +209,8 @@ static void group_over(struct sim_world *w, struct sim_process *p,
     sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
               action->status, action->text);
     bool expected = action->status == HDL_EFENCED || action->status == HDL_ECOORD ||
-                    action->status == HDL_EPEER || p->joiner;
+                    action->status == HDL_EPEER || p->joiner ||
+                    (action->status == HDL_ETIMEDOUT && w->result->deaths > 0);
     if (!expected)
         sim_fail(w, "process %u: status %d: %s", p->index, action->status, action->text);
 }

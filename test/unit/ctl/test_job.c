@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Founding a group, without a simulator: agents and coordinator, messages at once. */
+#include "unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/env.h"
+#include "ctl/agent.h"
+#include "ctl/coordinator.h"
+#include "ctl/msg.h"
+#include "faults.h"
+
+enum { RANKS = 3, QUEUE = 512 };
+#define SECOND INT64_C(1000000000)
+
+struct item {
+    int to; /* -1 = coordinator */
+    uint64_t conn;
+    struct ctl_bytes *bytes;
+};
+
+struct job {
+    struct base_env env;
+    int64_t now;
+    struct ctl_coordinator *coordinator;
+    struct ctl_agent *agents[RANKS];
+    uint64_t conns[RANKS];
+    uint64_t next_conn;
+    enum hdl_status status[RANKS]; /* of the group; HDL_PENDING = nothing yet */
+    char text[RANKS][256];
+    bool started[RANKS], refused[RANKS], closed[RANKS];
+    bool dead; /* out of memory somewhere */
+    struct item queue[QUEUE];
+    size_t head, tail;
+};
+
+static void push(struct job *job, int to, uint64_t conn, struct ctl_bytes *bytes)
+{
+    assert_true(job->tail < QUEUE);
+    job->queue[job->tail++] = (struct item){to, conn, ctl_bytes_ref(bytes)};
+}
+
+static void agent(struct job *job, int i, const struct ctl_agent_event *event);
+
+static void coordinator(struct job *job, const struct ctl_coordinator_event *event)
+{
+    struct ctl_actions actions = {.env = &job->env};
+    if (!job->coordinator)
+        return;
+    if (ctl_coordinator_step(job->coordinator, event, job->now, &actions) != HDL_OK)
+        job->dead = true;
+    for (size_t k = 0; k < actions.count; k++) {
+        const struct ctl_action *action = &actions.items[k];
+        for (int i = 0; i < RANKS; i++) {
+            if (job->conns[i] != action->conn || action->conn == 0)
+                continue;
+            if (action->kind == CTL_DO_SEND)
+                push(job, i, action->conn, action->bytes);
+            job->closed[i] |= action->kind == CTL_DO_CLOSE;
+        }
+    }
+    ctl_actions_free(&actions);
+}
+
+static void carry_out(struct job *job, int i, const struct ctl_action *action)
+{
+    switch (action->kind) {
+    case CTL_DO_CONNECT:
+        job->conns[i] = ++job->next_conn;
+        coordinator(job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
+                                                         .conn = job->conns[i]});
+        agent(job, i, &(struct ctl_agent_event){.kind = CTL_AGENT_CONNECTED});
+        break;
+    case CTL_DO_SEND:
+        push(job, -1, job->conns[i], action->bytes);
+        break;
+    case CTL_DO_ATTACH:
+        agent(job, i,
+              &(struct ctl_agent_event){.kind = CTL_AGENT_ATTACHED,
+                                        .key = 1,
+                                        .epoch = action->view->epoch,
+                                        .text = ""});
+        break;
+    case CTL_DO_START:
+        job->started[i] = true;
+        job->status[i] = HDL_OK;
+        break;
+    case CTL_DO_REFUSED:
+        job->refused[i] = true;
+        /* fall through */
+    case CTL_DO_FAIL:
+        job->status[i] = action->status;
+        (void)snprintf(job->text[i], sizeof(job->text[i]), "%s", action->text);
+        break;
+    default:
+        break;
+    }
+}
+
+static void agent(struct job *job, int i, const struct ctl_agent_event *event)
+{
+    struct ctl_actions actions = {.env = &job->env};
+    if (ctl_agent_step(job->agents[i], event, job->now, &actions) != HDL_OK)
+        job->dead = true;
+    for (size_t k = 0; k < actions.count && !actions.failed; k++)
+        carry_out(job, i, &actions.items[k]);
+    ctl_actions_free(&actions);
+}
+
+static void deliver(struct job *job)
+{
+    while (job->head < job->tail) {
+        struct item item = job->queue[job->head++];
+        if (job->head == job->tail)
+            job->head = job->tail = 0;
+        if (item.to < 0)
+            coordinator(job,
+                        &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                        .conn = item.conn,
+                                                        .data = item.bytes->data,
+                                                        .size = item.bytes->size});
+        else if (job->agents[item.to])
+            agent(job, item.to,
+                  &(struct ctl_agent_event){.kind = CTL_AGENT_MESSAGE,
+                                            .data = item.bytes->data,
+                                            .size = item.bytes->size});
+        ctl_bytes_unref(item.bytes);
+    }
+}
+
+static enum hdl_status start_agent(struct job *job, int i)
+{
+    struct ctl_agent_options options = {.job_rank = (uint32_t)i,
+                                        .num_ranks = RANKS,
+                                        .incarnation = 100 + ++job->next_conn,
+                                        .host_id = (uint64_t)i + 1,
+                                        .pid = 1000 + i,
+                                        .socket_name = "here"};
+    job->status[i] = HDL_PENDING;
+    enum hdl_status status =
+        ctl_agent_create(&job->env, &options, job->now, &job->agents[i]);
+    if (status == HDL_OK)
+        agent(job, i, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
+    deliver(job);
+    return status;
+}
+
+static enum hdl_status job_open(struct job *job)
+{
+    struct ctl_coordinator_options options = {.num_ranks = RANKS, .host_id = 1};
+    job->now = SECOND;
+    enum hdl_status status =
+        ctl_coordinator_create(&job->env, &options, job->now, &job->coordinator);
+    for (int i = 0; i < RANKS && status == HDL_OK; i++)
+        status = start_agent(job, i);
+    return status;
+}
+
+static void job_close(struct job *job)
+{
+    for (; job->head < job->tail; job->head++)
+        ctl_bytes_unref(job->queue[job->head].bytes);
+    for (int i = 0; i < RANKS; i++)
+        ctl_agent_destroy(job->agents[i]);
+    ctl_coordinator_destroy(job->coordinator);
+}
+
+static struct ctl_registration registration_of(int i, const char *value)
+{
+    static const uint32_t ranks[RANKS] = {0, 1, 2};
+    static struct ctl_param params[RANKS];
+    params[i] = (struct ctl_param){"chunk_bytes", value};
+    return (struct ctl_registration){.name = "world",
+                                     .capacity = RANKS,
+                                     .slot = (uint32_t)i,
+                                     .num_founders = RANKS,
+                                     .ranks = ranks,
+                                     .num_ranks = RANKS,
+                                     .auto_deactivate = true,
+                                     .auto_sync = true,
+                                     .timeout_ns = 10 * SECOND,
+                                     .params = &params[i],
+                                     .num_params = 1,
+                                     .endpoint = "blob",
+                                     .endpoint_size = 4};
+}
+
+static void enter(struct job *job, int i, const char *value)
+{
+    struct ctl_registration registration = registration_of(i, value);
+    agent(job, i,
+          &(struct ctl_agent_event){
+              .kind = CTL_AGENT_REGISTER, .key = 1, .registration = &registration});
+    deliver(job);
+}
+
+static void pass(struct job *job, int64_t ns)
+{
+    for (int64_t end = job->now + ns; job->now < end; job->now += SECOND / 10) {
+        coordinator(job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+        deliver(job);
+        for (int i = 0; i < RANKS; i++) {
+            if (job->agents[i])
+                agent(job, i, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
+        }
+        deliver(job);
+    }
+}
+
+static void kill_agent(struct job *job, int i)
+{
+    uint64_t conn = job->conns[i];
+    ctl_agent_destroy(job->agents[i]);
+    job->agents[i] = NULL;
+    job->conns[i] = 0;
+    coordinator(job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
+                                                     .conn = conn});
+    deliver(job);
+}
+
+static void test_all_start(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    assert_ok(job_open(&job));
+    for (int i = 0; i < RANKS; i++) {
+        enter(&job, i, "64");
+        assert_int_equal(job.started[0], i == RANKS - 1);
+    }
+    for (int i = 0; i < RANKS; i++) {
+        assert_true(job.started[i]);
+        const struct ctl_view *view = ctl_agent_view(job.agents[i], 1);
+        assert_non_null(view);
+        assert_int_equal(view->num_active, RANKS);
+        assert_memory_equal(view->slots[2].endpoint->data, "blob", 4);
+    }
+    assert_int_equal(ctl_coordinator_num_live(job.coordinator), RANKS);
+    job_close(&job);
+}
+
+/* Also on the rank that comes when it is already known. */
+static void test_a_difference_fails_all(void **state)
+{
+    for (int odd = 1; odd < RANKS; odd++) {
+        struct job job = {0};
+        base_env_init(&job.env);
+        job.env.log_level = -1;
+        assert_ok(job_open(&job));
+        for (int i = 0; i < RANKS; i++)
+            enter(&job, i, i == odd ? "128" : "64");
+        for (int i = 0; i < RANKS; i++) {
+            assert_int_equal(job.status[i], HDL_ECONFIG);
+            assert_non_null(strstr(job.text[i], "chunk_bytes"));
+            assert_non_null(strstr(job.text[i], "64 on rank 0"));
+            assert_non_null(
+                strstr(job.text[i], odd == 1 ? "128 on rank 1" : "128 on rank 2"));
+        }
+        job_close(&job);
+    }
+}
+
+static void test_timeout_lists_the_missing(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    assert_ok(job_open(&job));
+    enter(&job, 1, "64");
+    pass(&job, 11 * SECOND);
+    assert_int_equal(job.status[1], HDL_ETIMEDOUT);
+    assert_non_null(strstr(job.text[1], "ranks 0, 2"));
+    job_close(&job);
+}
+
+/* A founder's registration goes with its connection; its successor completes the group.
+ */
+static void test_a_killed_founder_does_not_block(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    assert_ok(job_open(&job));
+    enter(&job, 0, "64");
+    enter(&job, 2, "64");
+    kill_agent(&job, 2);
+    pass(&job, SECOND); /* its grace ends */
+    assert_ok(start_agent(&job, 2));
+    enter(&job, 2, "64");
+    enter(&job, 1, "64");
+    for (int i = 0; i < RANKS; i++)
+        assert_true(job.started[i]);
+    const struct ctl_view *view = ctl_agent_view(job.agents[0], 1);
+    assert_true(view->slots[2].rank_epoch == ctl_rank_epoch(2, 2));
+    job_close(&job);
+}
+
+/* The holder is asked at once; as it lives, the newcomer is refused with the reason. */
+static void test_an_occupied_rank(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    assert_ok(job_open(&job));
+    struct ctl_agent *holder = job.agents[2];
+    uint64_t conn = job.conns[2];
+    assert_ok(start_agent(&job, 2));
+    struct ctl_agent *newcomer = job.agents[2];
+    assert_int_equal(job.status[2], HDL_PENDING);
+    job.agents[2] = holder;
+    uint64_t newcomer_conn = job.conns[2];
+    struct ctl_bytes *beat =
+        ctl_msg_encode(&job.env, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});
+    job.agents[2] = newcomer;
+    job.conns[2] = newcomer_conn;
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                      .conn = conn,
+                                                      .data = beat->data,
+                                                      .size = beat->size});
+    deliver(&job);
+    assert_int_equal(job.status[2], HDL_EINVAL);
+    assert_non_null(strstr(job.text[2], "in use"));
+    ctl_bytes_unref(beat);
+    ctl_agent_destroy(holder);
+    job_close(&job);
+}
+
+static void test_another_version_is_refused(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    job.env.log_level = -1;
+    assert_ok(job_open(&job));
+    struct ctl_msg msg = {
+        .type = CTL_MSG_HELLO,
+        .hello = {.magic = CTL_WIRE_MAGIC, .version = CTL_WIRE_VERSION + 1}};
+    struct ctl_bytes *bytes = ctl_msg_encode(&job.env, &msg);
+    job.conns[1] = 77; /* a new connection takes the agent's place in this test */
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
+                                                      .conn = 77});
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                      .conn = 77,
+                                                      .data = bytes->data,
+                                                      .size = bytes->size});
+    deliver(&job);
+    assert_int_equal(job.status[1], HDL_ECONFIG);
+    assert_non_null(strstr(job.text[1], "wire version 2, the coordinator has 1"));
+    assert_true(job.closed[1]);
+    ctl_bytes_unref(bytes);
+    job_close(&job);
+}
+
+static void test_garbage_closes_only_its_connection(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    job.env.log_level = -1;
+    assert_ok(job_open(&job));
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
+                                                      .conn = 99});
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                      .conn = 99,
+                                                      .data = "nonsense",
+                                                      .size = 8});
+    for (int i = 0; i < RANKS; i++) {
+        enter(&job, i, "64");
+        assert_false(job.closed[i]);
+    }
+    assert_true(job.started[1]);
+    job_close(&job);
+}
+
+/* The n-th allocation fails: an error code, nothing leaks, whoever is left can be freed.
+ */
+static void test_out_of_memory(void **state)
+{
+    for (long n = 0;; n++) {
+        struct job job = {0};
+        struct faults faults;
+        base_env_init(&job.env);
+        faults_init(&faults, &job.env, n);
+        job.env.log_level = -1;
+        enum hdl_status status = job_open(&job);
+        for (int i = 0; i < RANKS && status == HDL_OK && !job.dead; i++)
+            enter(&job, i, "64");
+        job_close(&job);
+        assert_int_equal(faults_live(&faults), 0);
+        if (!faults_hit(&faults)) {
+            assert_true(job.started[0]);
+            break;
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_start),
+        cmocka_unit_test(test_a_difference_fails_all),
+        cmocka_unit_test(test_timeout_lists_the_missing),
+        cmocka_unit_test(test_a_killed_founder_does_not_block),
+        cmocka_unit_test(test_an_occupied_rank),
+        cmocka_unit_test(test_another_version_is_refused),
+        cmocka_unit_test(test_garbage_closes_only_its_connection),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
