@@ -200,42 +200,81 @@ struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric)
 
 /* -------------------------------------------------------------------------- windows */
 
+/* A key that nobody guesses, unless the provider insists on its own. */
+static enum hdl_status wish_key(const struct net_fabric *fabric, uint64_t *wish)
+{
+    *wish = 0;
+    if (fabric->info->domain_attr->mr_mode & FI_MR_PROV_KEY)
+        return HDL_OK;
+    enum hdl_status status = base_random_u64(wish);
+    /* Some providers have room for fewer bytes, and keep the top bit for themselves. */
+    size_t bits = fabric->info->domain_attr->mr_key_size * 8;
+    *wish &= bits >= 64 ? INT64_MAX : (UINT64_C(1) << bits) - 1;
+    return status;
+}
+
+/* Lets peers who know the key write; under the lock. */
+static enum hdl_status register_memory(struct net_fabric *fabric, void *data, size_t bytes,
+                                       struct net_exposed *exposed, struct fid_mr **mr)
+{
+    uint64_t wish, mode = fabric->info->domain_attr->mr_mode;
+    enum hdl_status status = wish_key(fabric, &wish);
+    if (status != HDL_OK)
+        return status;
+    int error =
+        fi_mr_reg(fabric->domain, data, bytes, FI_REMOTE_WRITE, 0, wish, 0, mr, NULL);
+    if (!error && (mode & FI_MR_ENDPOINT)) {
+        error = fi_mr_bind(*mr, &fabric->ep->fid, 0);
+        if (!error)
+            error = fi_mr_enable(*mr);
+        if (error)
+            fi_close(&(*mr)->fid);
+    }
+    if (error)
+        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
+                         fabric_error(fabric, error));
+    exposed->key = fi_mr_key(*mr);
+    exposed->base = mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)data : 0;
+    exposed->bytes = bytes;
+    return HDL_OK;
+}
+
 enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window *window)
 {
-    bool chosen_by_provider = fabric->info->domain_attr->mr_mode & FI_MR_PROV_KEY;
-    uint64_t wish = 0;
-    if (!chosen_by_provider) {
-        enum hdl_status status = base_random_u64(&wish);
-        if (status != HDL_OK)
-            return status;
-        /* Some providers have room for fewer bytes, and keep the top bit for themselves.
-         */
-        size_t bits = fabric->info->domain_attr->mr_key_size * 8;
-        wish &= bits >= 64 ? INT64_MAX : (UINT64_C(1) << bits) - 1;
-    }
+    struct net_exposed exposed;
     struct fid_mr *mr;
     fabric_lock(fabric);
-    int error = fi_mr_reg(fabric->domain, window->data, window->bytes, FI_REMOTE_WRITE, 0,
-                          wish, 0, &mr, NULL);
-    if (!error && (fabric->info->domain_attr->mr_mode & FI_MR_ENDPOINT)) {
-        error = fi_mr_bind(mr, &fabric->ep->fid, 0);
-        if (!error)
-            error = fi_mr_enable(mr);
-    }
-    if (!error) {
+    enum hdl_status status =
+        register_memory(fabric, window->data, window->bytes, &exposed, &mr);
+    if (status == HDL_OK) {
         window->mr = mr;
-        window->mr_key = fi_mr_key(mr);
-        bool virtual = fabric->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
-        window->mr_base = virtual ? (uint64_t)(uintptr_t)window->data : 0;
+        window->mr_key = exposed.key;
+        window->mr_base = exposed.base;
         base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS],
                             &window->fabric_node);
         atomic_fetch_add(&fabric->num_windows, 1);
     }
     fabric_unlock(fabric);
-    if (error)
-        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s",
-                         window->bytes, fabric_error(fabric, error));
-    return HDL_OK;
+    return status;
+}
+
+enum hdl_status net_fabric_expose(struct net_fabric *fabric, void *data, size_t bytes,
+                                  struct net_exposed *exposed, void **registration)
+{
+    struct fid_mr *mr = NULL;
+    fabric_lock(fabric);
+    enum hdl_status status = register_memory(fabric, data, bytes, exposed, &mr);
+    fabric_unlock(fabric);
+    *registration = mr;
+    return status;
+}
+
+void net_fabric_unexpose(struct net_fabric *fabric, void *registration)
+{
+    struct fid_mr *mr = registration;
+    fabric_lock(fabric);
+    fi_close(&mr->fid);
+    fabric_unlock(fabric);
 }
 
 void net_fabric_deregister(struct net_fabric *fabric, struct hdl_window *window)

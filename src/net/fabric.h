@@ -25,6 +25,10 @@ void net_fabric_describe_window(const struct net_fabric *fabric,
                                 const struct hdl_window *window,
                                 struct net_handle *handle);
 
+enum hdl_status net_fabric_expose(struct net_fabric *fabric, void *data, size_t bytes,
+                                  struct net_exposed *exposed, void **registration);
+void net_fabric_unexpose(struct net_fabric *fabric, void *registration);
+
 /* Number of events; 0 too if another thread is polling. */
 int net_fabric_poll(struct net_fabric *fabric);
 bool net_fabric_in_use(const struct net_fabric *fabric);

@@ -111,8 +111,7 @@ struct net_fabric_remote {
     struct hdl_peer_window *owner;
     uint64_t window_id;
     uint64_t key;
-    uint64_t mr_key;
-    uint64_t mr_base;
+    struct net_exposed memory; /* the whole window */
     struct base_list writes;
     _Atomic uint64_t done;
     _Atomic int64_t down_since;

@@ -29,8 +29,8 @@ static enum hdl_status fabric_open(struct hdl_peer_window *owner,
     remote->owner = owner;
     remote->window_id = handle->window_id;
     remote->key = handle->key;
-    remote->mr_key = handle->mr_key;
-    remote->mr_base = handle->mr_base;
+    remote->memory = (struct net_exposed){
+        .key = handle->mr_key, .base = handle->mr_base, .bytes = handle->bytes};
     base_list_init(&remote->writes);
     fabric_lock(fabric);
     struct fabric_link *link = fabric_link_find(fabric, handle->net_id);
@@ -110,7 +110,8 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
 
 static enum hdl_status put_write(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
-                                 const struct net_wire_put *put, const void *src,
+                                 const struct net_wire_put *put,
+                                 const struct net_exposed *memory, const void *src,
                                  size_t bytes)
 {
     struct fid_mr *local = NULL;
@@ -135,8 +136,8 @@ static enum hdl_status put_write(struct net_fabric *fabric,
     write->bytes = bytes;
     write->done = 0;
     write->offset = put->offset;
-    write->mr_key = remote->mr_key;
-    write->mr_base = remote->mr_base;
+    write->mr_key = memory->key;
+    write->mr_base = memory->base;
     write->local = local;
     write->signal = *put;
     write->signal.bytes = 0;
@@ -158,10 +159,26 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset,
     struct net_fabric *fabric = owner->net->fabric;
     struct net_wire_put put;
     fill_put(owner->fabric, offset, bytes, signal_offset, value, op, &put);
+    struct net_fabric_remote *remote = owner->fabric;
     fabric_lock(fabric);
-    enum hdl_status status = bytes <= NET_EAGER_BYTES
-                                 ? put_eager(fabric, owner->fabric, &put, src)
-                                 : put_write(fabric, owner->fabric, &put, src, bytes);
+    enum hdl_status status =
+        bytes <= NET_EAGER_BYTES
+            ? put_eager(fabric, remote, &put, src)
+            : put_write(fabric, remote, &put, &remote->memory, src, bytes);
+    fabric_unlock(fabric);
+    return status;
+}
+
+static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
+                                          const struct net_exposed *exposed, size_t offset,
+                                          const void *src, size_t bytes)
+{
+    if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
+        return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
+    struct net_fabric *fabric = owner->net->fabric;
+    const struct net_wire_put put = {.offset = offset, .signal_offset = UINT64_MAX};
+    fabric_lock(fabric);
+    enum hdl_status status = put_write(fabric, owner->fabric, &put, exposed, src, bytes);
     fabric_unlock(fabric);
     return status;
 }
@@ -191,6 +208,7 @@ const struct net_ops net_fabric_ops = {
     .open = fabric_open,
     .close = fabric_close,
     .put = fabric_put,
+    .put_exposed = fabric_put_exposed,
     .done = fabric_done,
     .delivered = fabric_delivered,
     .down_since = fabric_down_since,

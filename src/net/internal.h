@@ -75,6 +75,9 @@ struct net_ops {
     enum hdl_status (*put)(struct hdl_peer_window *remote, size_t offset, const void *src,
                            size_t bytes, size_t signal_offset, uint64_t value,
                            enum hdl_signal_op op);
+    enum hdl_status (*put_exposed)(struct hdl_peer_window *remote,
+                                   const struct net_exposed *exposed, size_t offset,
+                                   const void *src, size_t bytes);
     uint64_t (*done)(const struct hdl_peer_window *remote);
     bool (*delivered)(const struct hdl_peer_window *remote);
     int64_t (*down_since)(const struct hdl_peer_window *remote);

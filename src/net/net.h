@@ -136,6 +136,24 @@ enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
  * mapped. */
 uint64_t net_put_count(const struct hdl_peer_window *remote);
 uint64_t net_put_done(const struct hdl_peer_window *remote);
+/*
+ * Memory of the application that one messaged peer may write for a while: a large message then
+ * goes straight to where it belongs. HDL_ENOTSUP if there is no fabric.
+ */
+struct net_exposed {
+    uint64_t key; /* what the peer must know; travels as these three words */
+    uint64_t base;
+    uint64_t bytes;
+};
+enum hdl_status net_expose(struct net *net, void *data, size_t bytes,
+                           struct net_exposed *exposed, void **registration);
+void net_unexpose(struct net *net, void *registration);
+/* As net_put without a signal, into memory that the peer exposed; it counts as a put of
+ * `remote`, any window of that peer. Delivered when net_put_done says so. */
+enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
+                                const struct net_exposed *exposed, size_t offset,
+                                const void *src, size_t bytes);
+
 /* Has everything put so far arrived, signals included? Always true if mapped. */
 bool net_remote_delivered(const struct hdl_peer_window *remote);
 /* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none. */

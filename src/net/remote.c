@@ -156,6 +156,32 @@ uint64_t net_put_done(const struct hdl_peer_window *remote)
     return remote->ops->done ? remote->ops->done(remote) : net_put_count(remote);
 }
 
+enum hdl_status net_expose(struct net *net, void *data, size_t bytes,
+                           struct net_exposed *exposed, void **registration)
+{
+    if (!net->fabric)
+        return base_fail(HDL_ENOTSUP, "fabric is off: %s", net->fabric_reason);
+    return net_fabric_expose(net->fabric, data, bytes, exposed, registration);
+}
+
+void net_unexpose(struct net *net, void *registration)
+{
+    if (registration)
+        net_fabric_unexpose(net->fabric, registration);
+}
+
+enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
+                                const struct net_exposed *exposed, size_t offset,
+                                const void *src, size_t bytes)
+{
+    if (offset > exposed->bytes || bytes > exposed->bytes - offset)
+        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the exposed %llu", bytes,
+                         offset, (unsigned long long)exposed->bytes);
+    if (!remote->ops->put_exposed)
+        return base_fail(HDL_ENOTSUP, "rank %d is mapped", remote->rank);
+    return remote->ops->put_exposed(remote, exposed, offset, src, bytes);
+}
+
 bool net_remote_delivered(const struct hdl_peer_window *remote)
 {
     return !remote->ops->delivered || remote->ops->delivered(remote);
