@@ -132,6 +132,12 @@ void messaged_stream_incoming(struct hdl_group *group, uint32_t peer,
 /* Puts what was written for the peer since the last time; true if anything went out. What
  * finds no room is on the list of unpushed peers. */
 bool messaged_stream_push(struct hdl_group *group, uint32_t peer);
+/* A large message goes straight into the receiver's memory: the receiver exposes it (if it
+ * can), says so with the grant, the sender puts what there is room for. */
+void messaged_stream_expose(struct hdl_group *group, struct hdl_op *op);
+struct group_exposure messaged_stream_exposed(const struct hdl_op *op);
+void messaged_stream_release(struct hdl_group *group, struct hdl_op *op);
+bool messaged_stream_put(struct hdl_group *group, uint32_t peer, struct hdl_op *op);
 void messaged_stream_lost(struct hdl_group *group, uint32_t peer);
 
 #endif

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "group/p2p.h"
 #include "net/net.h"
 
@@ -94,13 +95,16 @@ static enum hdl_status push_grants(struct hdl_group *group, uint32_t rank,
                                    struct group_p2p_peer *peer,
                                    const struct group_intake *intake)
 {
+    static_assert(offsetof(struct group_intake, exposed) ==
+                      offsetof(struct group_intake, grants) + sizeof(intake->grants),
+                  "one put for both");
     uint64_t granted = atomic_load_explicit(&intake->granted, memory_order_relaxed);
     if (granted == peer->told_granted)
         return HDL_OK;
     size_t at = mirror_offset(group) + messaged_of(group)->shape.intake;
     enum hdl_status status =
         net_put(group->peer[rank].remote, at + offsetof(struct group_intake, grants),
-                intake->grants, sizeof(intake->grants),
+                intake->grants, sizeof(intake->grants) + sizeof(intake->exposed),
                 at + offsetof(struct group_intake, granted), granted, HDL_SIGNAL_SET);
     if (status == HDL_OK)
         peer->told_granted = granted;
@@ -137,4 +141,67 @@ bool messaged_stream_push(struct hdl_group *group, uint32_t rank)
 void messaged_stream_lost(struct hdl_group *group, uint32_t rank)
 {
     base_list_remove(&group->p2p->peer[rank].unpushed);
+}
+
+/* ------------------------------------------------------------- without copies between */
+
+enum { IN_FLIGHT = 8 };
+static const size_t piece_bytes = (size_t)256 * 1024;
+
+struct exposure {
+    struct net_exposed memory;
+    void *registration;
+};
+
+void messaged_stream_expose(struct hdl_group *group, struct hdl_op *op)
+{
+    struct exposure *exposure = base_alloc(group->engine->env, 1, sizeof(*exposure));
+    if (!exposure)
+        return; /* then it comes in fragments */
+    if (net_expose(group->engine->net, op->dst, op->bytes, &exposure->memory,
+                   &exposure->registration) != HDL_OK) {
+        base_free(group->engine->env, exposure);
+        return;
+    }
+    op->transport = exposure;
+}
+
+struct group_exposure messaged_stream_exposed(const struct hdl_op *op)
+{
+    const struct exposure *exposure = op ? op->transport : NULL;
+    if (!exposure)
+        return (struct group_exposure){0};
+    return (struct group_exposure){.key = exposure->memory.key, .base = exposure->memory.base};
+}
+
+void messaged_stream_release(struct hdl_group *group, struct hdl_op *op)
+{
+    struct exposure *exposure = op->transport;
+    net_unexpose(group->engine->net, exposure->registration);
+    base_free(group->engine->env, exposure);
+    op->transport = NULL;
+}
+
+bool messaged_stream_put(struct hdl_group *group, uint32_t rank, struct hdl_op *op)
+{
+    struct group_p2p_peer *peer = &group->p2p->peer[rank];
+    struct hdl_peer_window *remote = group->peer[rank].remote;
+    const struct net_exposed target = {
+        .key = peer->target.key, .base = peer->target.base, .bytes = op->bytes};
+    bool moved = false;
+    while (op->moved < op->bytes && net_put_count(remote) - net_put_done(remote) < IN_FLIGHT) {
+        size_t bytes = base_min_size(op->bytes - op->moved, piece_bytes);
+        enum hdl_status status = net_put_exposed(remote, &target, op->moved,
+                                                 (const char *)op->src + op->moved, bytes);
+        if (status != HDL_OK) {
+            if (status != HDL_PENDING && status != HDL_EPEER)
+                group_end(group, status, base_detail());
+            break;
+        }
+        op->moved += bytes;
+        moved = true;
+    }
+    if (op->moved == op->bytes && !peer->last_put)
+        peer->last_put = net_put_count(remote);
+    return moved;
 }

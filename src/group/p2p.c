@@ -93,8 +93,15 @@ static void count_open(struct hdl_group *group, const struct hdl_op *op, int ste
         base_list_push_back(&group->p2p->active, &peer->node);
 }
 
+static void release(struct hdl_group *group, struct hdl_op *op)
+{
+    if (op->transport)
+        peer_of(group, (uint32_t)op->source)->stream->release(group, op);
+}
+
 void group_p2p_finish(struct hdl_group *group, struct hdl_op *op, enum hdl_status status)
 {
+    release(group, op);
     count_open(group, op, -1);
     group_op_finish(op, status);
 }
@@ -102,6 +109,7 @@ void group_p2p_finish(struct hdl_group *group, struct hdl_op *op, enum hdl_statu
 static void fail_op(struct hdl_group *group, struct hdl_op *op, enum hdl_status status,
                     const char *text)
 {
+    release(group, op);
     count_open(group, op, -1);
     group_op_fail(op, status, NULL, "%s", text);
 }
@@ -267,6 +275,7 @@ static void start_receive(struct hdl_group *group, struct hdl_op *op)
 
 void group_p2p_start(struct hdl_group *group, struct hdl_op *op)
 {
+    op->transport = NULL;
     count_open(group, op, 1);
     if (op->desc.kind == GROUP_SEND)
         start_send(group, op);

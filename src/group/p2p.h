@@ -39,6 +39,8 @@ struct group_stream {
      * refuse: the lengths differ, the sender must be told (op is NULL then). */
     void (*accept)(struct hdl_group *group, uint32_t peer, uint64_t message,
                    struct hdl_op *op, bool refuse);
+    /* A receive ends: what accept made for it (op->transport) is given back. Optional. */
+    void (*release)(struct hdl_group *group, struct hdl_op *op);
     /* The peer is lost and everything it sent has been taken: forgets it. Sends and
      * receives are ended by the caller. */
     void (*lost)(struct hdl_group *group, uint32_t peer);
@@ -48,7 +50,8 @@ enum group_cell_type {
     GROUP_CELL_SMALL = 1,
     GROUP_CELL_MEDIUM,
     GROUP_CELL_LARGE,
-    GROUP_CELL_FRAGMENT
+    GROUP_CELL_FRAGMENT,
+    GROUP_CELL_COMPLETE /* the whole large message lies in the receiver's memory */
 };
 
 /* What an announcement or a fragment carries in its cell. */
@@ -80,6 +83,8 @@ struct group_p2p_peer {
     struct base_list unpushed; /* in group_p2p.unpushed while something is missing */
     uint64_t cells_pushed;
     uint64_t told_cells, told_fragments, told_taken, told_granted;
+    struct group_exposure target; /* of `streaming`, both 0 = in fragments */
+    uint64_t last_put;            /* of `streaming`, 0 = not all of it is put */
     /* outgoing */
     uint64_t cells_written, cells_free_to;
     uint64_t fragments_written, fragments_free_to;

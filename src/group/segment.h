@@ -27,7 +27,7 @@
  *            +---------------------------------------------------------------+
  *   pieces   | W x B  what this rank reduced of chunk x                      |
  *            +---------------------------------------------------------------+
- *   in       | C x 256 B  for each source: cells and fragments consumed,     |
+ *   in       | C x 512 B  for each source: cells and fragments consumed,     |
  *            |            large messages granted                             |
  *            +---------------------------------------------------------------+
  *   cells    | C x 64 cells of 64 B  small messages for each destination     |
@@ -121,6 +121,13 @@ struct group_cell {
 };
 static_assert(sizeof(struct group_cell) == GROUP_LINE, "a cell is one line");
 
+/* Memory of the receiver that a messaged sender may write for a granted message: net's key and
+ * base; both 0 = none, the message comes in fragments. */
+struct group_exposure {
+    uint64_t key;
+    uint64_t base;
+};
+
 /* What the owner has taken from one source, and which large messages it wants. */
 struct group_intake {
     alignas(GROUP_LINE) _Atomic uint64_t cells;
@@ -130,9 +137,10 @@ struct group_intake {
     uint64_t reserved[5];
     alignas(GROUP_LINE) _Atomic uint64_t granted; /* grants written */
     uint64_t grants[GROUP_GRANTS];                /* message numbers, in order */
+    struct group_exposure exposed[GROUP_GRANTS];  /* of each */
     uint64_t reserved2[7];
 };
-static_assert(sizeof(struct group_intake) == 256, "intake is four lines");
+static_assert(sizeof(struct group_intake) == 512, "intake is eight lines");
 
 struct group_shape {
     uint32_t capacity;

@@ -6,6 +6,7 @@
 #include "group/copy.h"
 #include "group/messaged.h"
 #include "group/p2p.h"
+#include "net/net.h"
 
 /*
  * The sender writes, the receiver reads and says in its own segment what it has taken:
@@ -163,6 +164,7 @@ static bool take_grant(struct hdl_group *group, struct group_p2p_peer *peer,
     if (atomic_load_explicit(&intake->granted, memory_order_acquire) == peer->grants_seen)
         return false;
     uint64_t grant = intake->grants[peer->grants_seen % GROUP_GRANTS];
+    struct group_exposure target = intake->exposed[peer->grants_seen % GROUP_GRANTS];
     peer->grants_seen++;
     atomic_store_explicit(&my_intake(group, rank)->grants_taken, peer->grants_seen,
                           memory_order_release);
@@ -172,8 +174,29 @@ static bool take_grant(struct hdl_group *group, struct group_p2p_peer *peer,
         return true;
     if (grant & GRANT_REFUSED)
         end_refused(group, op);
-    else
+    else {
         peer->streaming = op;
+        peer->target = target;
+        peer->last_put = 0;
+    }
+    return true;
+}
+
+/* Straight into the receiver's memory; a cell says when all of it has arrived. */
+static bool stream_direct(struct hdl_group *group, struct group_p2p_peer *peer,
+                          uint32_t rank)
+{
+    struct hdl_op *op = peer->streaming;
+    if (!group->peer[rank].remote)
+        return false; /* lost: the view that says so is being adopted */
+    bool moved = messaged_stream_put(group, rank, op);
+    if (!peer->last_put || net_put_done(group->peer[rank].remote) < peer->last_put ||
+        !cell_free(group, peer, rank))
+        return moved;
+    struct group_cell_note note = {.message = op->message};
+    write_cell(group, peer, rank, GROUP_CELL_COMPLETE, op->tag, op->bytes, &note, sizeof(note));
+    peer->streaming = NULL;
+    group_p2p_finish(group, op, HDL_OK);
     return true;
 }
 
@@ -181,6 +204,8 @@ static bool stream_fragment(struct hdl_group *group, struct group_p2p_peer *peer
                             uint32_t rank)
 {
     struct hdl_op *op = peer->streaming;
+    if (peer->target.key || peer->target.base)
+        return stream_direct(group, peer, rank);
     if (!cell_free(group, peer, rank) || !fragment_free(group, peer, rank))
         return false;
     size_t bytes = base_min_size(op->bytes - op->moved, GROUP_FRAGMENT_BYTES);
@@ -290,6 +315,19 @@ static void take_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
     }
 }
 
+/* A large message has arrived as a whole, without fragments. */
+static void take_complete(struct hdl_group *group, struct group_p2p_peer *peer,
+                          const struct group_cell *cell)
+{
+    struct group_cell_note note;
+    memcpy(&note, cell->payload, sizeof(note));
+    struct hdl_op *op = find_message(&peer->granted, note.message);
+    if (!op || !op->transport)
+        return;
+    group_count(&group->counters.bytes_received, op->bytes);
+    group_p2p_finish(group, op, HDL_OK);
+}
+
 static bool take_cell(struct hdl_group *group, struct group_p2p_peer *peer, uint32_t rank)
 {
     const struct group_cell *cell = peer->in.cells + peer->cells_read % GROUP_CELLS;
@@ -301,6 +339,8 @@ static bool take_cell(struct hdl_group *group, struct group_p2p_peer *peer, uint
         taken = take_message(group, peer, rank, cell, cell->type == GROUP_CELL_MEDIUM);
     else if (cell->type == GROUP_CELL_LARGE)
         taken = take_announcement(group, rank, cell);
+    else if (cell->type == GROUP_CELL_COMPLETE)
+        take_complete(group, peer, cell);
     else
         take_fragment(group, peer, rank, cell);
     if (!taken)
@@ -322,7 +362,10 @@ static void write_grants(struct hdl_group *group, struct group_p2p_peer *peer,
                                           memory_order_acquire);
     uint32_t n = 0;
     while (n < peer->backlog_count && peer->grants_written - taken < GROUP_GRANTS) {
-        intake->grants[peer->grants_written % GROUP_GRANTS] = peer->backlog[n++];
+        uint32_t index = peer->grants_written % GROUP_GRANTS;
+        intake->grants[index] = peer->backlog[n];
+        intake->exposed[index] =
+            messaged_stream_exposed(find_message(&peer->granted, peer->backlog[n++]));
         peer->grants_written++;
     }
     if (n == 0)
@@ -378,11 +421,20 @@ const struct group_stream group_stream_mapped = {
     .accept = mapped_accept,
 };
 
+static void messaged_accept(struct hdl_group *group, uint32_t rank, uint64_t message,
+                            struct hdl_op *op, bool refuse)
+{
+    if (!refuse)
+        messaged_stream_expose(group, op);
+    mapped_accept(group, rank, message, op, refuse);
+}
+
 /* The same words; the sender puts them into the receiver's mirror (messaged_stream.c). */
 const struct group_stream group_stream_messaged = {
     .name = "messaged",
     .send = mapped_send,
     .progress = messaged_progress,
-    .accept = mapped_accept,
+    .accept = messaged_accept,
+    .release = messaged_stream_release,
     .lost = messaged_stream_lost,
 };

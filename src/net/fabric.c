@@ -217,7 +217,8 @@ static enum hdl_status wish_key(const struct net_fabric *fabric, uint64_t *wish)
 static enum hdl_status register_memory(struct net_fabric *fabric, void *data, size_t bytes,
                                        struct net_exposed *exposed, struct fid_mr **mr)
 {
-    uint64_t wish, mode = fabric->info->domain_attr->mr_mode;
+    uint64_t wish;
+    int mode = fabric->info->domain_attr->mr_mode;
     enum hdl_status status = wish_key(fabric, &wish);
     if (status != HDL_OK)
         return status;
