@@ -11,7 +11,7 @@
 #include "host/host.h"
 #include "net/net.h"
 
-enum { STREAM_BYTES = 4 * 1024 * 1024, AHEAD = 2 };
+enum { STREAM_BYTES = 4 * 1024 * 1024, AHEAD = 3 };
 
 /* ------------------------------------------------------------------- construction */
 
