@@ -242,8 +242,8 @@ static enum hdl_status register_memory(struct net_fabric *fabric, void *data, si
 
 enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window *window)
 {
-    struct net_exposed exposed;
-    struct fid_mr *mr;
+    struct net_exposed exposed = {0};
+    struct fid_mr *mr = NULL;
     fabric_lock(fabric);
     enum hdl_status status =
         register_memory(fabric, window->data, window->bytes, &exposed, &mr);
