@@ -59,7 +59,8 @@ static int copy_rate(void)
         double us = now(CLOCK_MONOTONIC) - start;
         best = us < best ? us : best;
     }
-    printf("{\"copy_GBps\": %.2f, \"check\": %d}\n", COPY_BYTES / best / 1e3, a[77] + b[99]);
+    printf("{\"copy_GBps\": %.2f, \"check\": %d}\n", COPY_BYTES / best / 1e3,
+           a[77] + b[99]);
     free(a);
     free(b);
     return 0;
@@ -84,7 +85,8 @@ int main(int argc, char **argv)
     double cpu = cpu_us(), start = now(CLOCK_MONOTONIC);
     usleep((useconds_t)(idle * 1e6));
     double share = idle > 0 ? (cpu_us() - cpu) / (now(CLOCK_MONOTONIC) - start) * 100 : 0;
-    printf("{\"rank\": %d, \"done_us\": %.0f, \"private_kib\": %ld, \"idle_percent\": %.3f}\n",
+    printf("{\"rank\": %d, \"done_us\": %.0f, \"private_kib\": %ld, \"idle_percent\": "
+           "%.3f}\n",
            hdl_group_rank(group), done, kib, share);
     hdl_group_destroy(group);
     hdl_context_destroy(context);

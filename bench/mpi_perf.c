@@ -98,7 +98,9 @@ static int choose_iters(const struct op *op, size_t bytes, double seconds)
     for (int i = warm / 2; i < warm; i++)
         mean += us[i] * op->halves / (warm - warm / 2);
     double wanted = seconds * 1e6 / (mean > 0.01 ? mean : 0.01);
-    int iters = wanted > ITERS_MAX ? ITERS_MAX : wanted < ITERS_MIN ? ITERS_MIN : (int)wanted;
+    int iters = wanted > ITERS_MAX   ? ITERS_MAX
+                : wanted < ITERS_MIN ? ITERS_MIN
+                                     : (int)wanted;
     MPI_Bcast(&iters, 1, MPI_INT, 0, MPI_COMM_WORLD);
     return iters;
 }
@@ -160,7 +162,8 @@ static void run(double seconds, char *names, const char *sizes)
             op = strcmp(ops[i].name, name) == 0 ? &ops[i] : op;
         if (!op)
             MPI_Abort(MPI_COMM_WORLD, 2);
-        for (const char *at = sizes; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] != 0)) {
+        for (const char *at = sizes; *at;
+             at += strcspn(at, ",") + (at[strcspn(at, ",")] != 0)) {
             measure(op, (size_t)atol(at), seconds);
             if (op->call == call_barrier)
                 break;
@@ -177,7 +180,8 @@ int main(int argc, char **argv)
         first();
     } else if (argc == 4) {
         size_t most = 0;
-        for (const char *at = argv[3]; *at; at += strcspn(at, ",") + (at[strcspn(at, ",")] != 0))
+        for (const char *at = argv[3]; *at;
+             at += strcspn(at, ",") + (at[strcspn(at, ",")] != 0))
             most = (size_t)atol(at) > most ? (size_t)atol(at) : most;
         src = aligned_alloc(4096, (most + 8191) / 4096 * 4096);
         dst = aligned_alloc(4096, (most + 8191) / 4096 * 4096);

@@ -180,18 +180,9 @@ void rank_put(void *array, enum hdl_dtype dtype, size_t i, double value)
         PUT(double);
         break;
     case HDL_C64:
-        i *= 2;
-        PUT(float);
-        i++;
-        value *= 2;
-        PUT(float);
-        break;
     case HDL_C128:
-        i *= 2;
-        PUT(double);
-        i++;
-        value *= 2;
-        PUT(double);
+        rank_put(array, dtype == HDL_C64 ? HDL_F32 : HDL_F64, 2 * i, value);
+        rank_put(array, dtype == HDL_C64 ? HDL_F32 : HDL_F64, 2 * i + 1, 2 * value);
         break;
     case HDL_F8E4M3:
     case HDL_F8E5M2:

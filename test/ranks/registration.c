@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Creation: wrong places, different options, missing ranks, larger option structs. */
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "rank.h"
 
@@ -117,41 +120,57 @@ static void test_sizes_of_structs(void)
     hdl_group_destroy(group);
 }
 
-/* A second process, or context, for a job rank that is alive. */
-static void test_in_use(void)
+/* A second process for a job rank that is alive, and one with another token. It was
+ * forked before the first context of its parent, and waits for the parent's word. */
+static pid_t child_pid;
+static int go[2];
+
+static void child_life(void)
 {
-    if (self.rank == 1) {
-        struct hdl_context_opts opts = {.size = sizeof(opts),
-                                        .rank = 1,
-                                        .num_ranks = self.size,
-                                        .timeout_us = 3000000};
-        struct hdl_context *second = NULL;
-        double start = rank_now();
-        CHECK_STATUS(hdl_context_create(&opts, &second), HDL_EINVAL);
-        CHECK(rank_now() - start < 2.5 * RANK_SLOW, "refused after %.2f s",
-              rank_now() - start);
-        rank_check_text(hdl_error_detail(), "1", "in use", NULL);
-    }
-    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
-    check_works("a rank in use");
+    char word;
+    if (read(go[0], &word, 1) != 1)
+        _exit(0);
+    struct hdl_context_opts opts = {.size = sizeof(opts), .timeout_us = 3000000};
+    struct hdl_context *second = NULL;
+    double start = rank_now();
+    CHECK_STATUS(hdl_context_create(&opts, &second), HDL_EINVAL);
+    CHECK(rank_now() - start < 2.5 * RANK_SLOW, "refused after %.2f s",
+          rank_now() - start);
+    rank_check_text(hdl_error_detail(), "1", "in use", NULL);
+    opts.token = "short";
+    CHECK_STATUS(hdl_context_create(&opts, &second), HDL_EINVAL);
+    char address[160];
+    snprintf(address, sizeof(address), "%s:%s", getenv("MASTER_ADDR"),
+             getenv("MASTER_PORT"));
+    opts.coordinator = address;
+    opts.token = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+    CHECK_STATUS(hdl_context_create(&opts, &second), HDL_ECONFIG);
+    CHECK(second == NULL, "a failed creation wrote its output");
+    _exit(0);
 }
 
-/* Another token is refused, and harms nobody. */
-static void test_token(void)
+static void fork_child(void)
 {
-    if (self.rank == self.size - 1) {
-        struct hdl_context_opts opts = {
-            .size = sizeof(opts),
-            .rank = self.rank,
-            .num_ranks = self.size,
-            .token = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff",
-            .timeout_us = 2000000};
-        struct hdl_context *second = NULL;
-        CHECK_STATUS(hdl_context_create(&opts, &second), HDL_ECONFIG);
-        opts.token = "short";
-        CHECK_STATUS(hdl_context_create(&opts, &second), HDL_EINVAL);
+    CHECK(pipe(go) == 0, "no pipe");
+    child_pid = fork();
+    CHECK(child_pid >= 0, "no child");
+    if (child_pid == 0) {
+        close(go[1]);
+        child_life();
     }
+    close(go[0]);
+}
+
+static void test_in_use(void)
+{
+    int status = 0;
+    if (self.rank == 1)
+        CHECK(write(go[1], "x", 1) == 1, "no word");
+    close(go[1]);
+    CHECK(waitpid(child_pid, &status, 0) == child_pid && status == 0,
+          "the child ended with %#x", status);
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    check_works("a rank in use");
 }
 
 static void test_context_options(void)
@@ -174,6 +193,7 @@ static void test_context_options(void)
 
 int main(void)
 {
+    fork_child();
     rank_join(&self);
     CHECK(self.size > 1, "run it with 2 ranks or more");
     test_context_options();
@@ -182,7 +202,6 @@ int main(void)
     test_missing();
     test_sizes_of_structs();
     test_in_use();
-    test_token();
     rank_leave(&self);
     return 0;
 }
