@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Dispatch and combine among processes: inputs with values worked out by hand, and
+ * refusals.
+ *
+ * Rank r's token t is r * 16 + t + 1 in all elements, expert e gives (e + 1) * x, weights
+ * are 0.5. What is received and the results are NaN before a call. */
+#include <limits.h>
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rank.h"
+
+enum { MOST_TOKENS = 16, MOST_ROWS = 512, MOST_HIDDEN = 16 };
+
+static struct rank self;
+static struct hdl_moe *moe;
+static int experts_total, top_k, hidden;
+
+static float rows[MOST_TOKENS * MOST_HIDDEN], weights[MOST_TOKENS * 4];
+static float received_rows[MOST_ROWS * MOST_HIDDEN],
+    result_rows[MOST_TOKENS * MOST_HIDDEN];
+static int32_t counts[64], source_token[MOST_ROWS], active[8];
+static uint8_t missing[MOST_TOKENS];
+static int64_t ids[MOST_TOKENS * 4];
+
+static struct hdl_moe_tokens tokens;
+static struct hdl_moe_received received;
+static struct hdl_moe_result result;
+static struct hdl_moe_call call;
+
+static struct hdl_moe_opts options(int experts, int k, int h, int max_tokens)
+{
+    experts_total = experts;
+    top_k = k;
+    hidden = h;
+    return (struct hdl_moe_opts){.size = sizeof(struct hdl_moe_opts),
+                                 .num_experts = experts,
+                                 .top_k = k,
+                                 .hidden = h,
+                                 .max_tokens = max_tokens,
+                                 .dtype = HDL_F32};
+}
+
+static void create(int experts, int k, int h, int max_tokens)
+{
+    struct hdl_moe_opts opts = options(experts, k, h, max_tokens);
+    CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
+}
+
+/* Fills everything for T tokens; the test then sets ids. */
+static void prepare(int num_tokens)
+{
+    for (int t = 0; t < MOST_TOKENS; t++)
+        for (int h = 0; h < hidden; h++)
+            rows[t * hidden + h] = (float)(self.rank * 16 + t + 1);
+    for (size_t i = 0; i < sizeof(weights) / 4; i++)
+        weights[i] = 0.5f;
+    memset(received_rows, 0xff, sizeof(received_rows));
+    memset(result_rows, 0xff, sizeof(result_rows));
+    memset(counts, 0xff, sizeof(counts));
+    memset(missing, 0xff, sizeof(missing));
+    for (int r = 0; r < 8; r++)
+        active[r] = 1;
+    tokens = (struct hdl_moe_tokens){.size = sizeof(tokens),
+                                     .rows = rows,
+                                     .topk_ids = ids,
+                                     .weights = weights,
+                                     .num_tokens = num_tokens,
+                                     .ids_are_64 = true};
+    received = (struct hdl_moe_received){.size = sizeof(received),
+                                         .rows = received_rows,
+                                         .counts = counts,
+                                         .source_token = source_token};
+    result = (struct hdl_moe_result){
+        .size = sizeof(result), .rows = result_rows, .missing = missing};
+    call = (struct hdl_moe_call){.size = sizeof(call), .active = active};
+}
+
+/* Expert e gives (e + 1) * x, in place. */
+static void run_experts(int max_tokens)
+{
+    int local = hdl_moe_local_experts(moe);
+    for (int e = 0; e < local; e++) {
+        float *x = received_rows + (size_t)(e * self.size * max_tokens * hidden);
+        for (int i = 0; i < counts[e] * hidden; i++)
+            x[i] *= (float)(self.rank * local + e + 1);
+    }
+}
+
+static void combine(struct hdl_moe_handle *handle, int max_tokens, enum hdl_status wanted)
+{
+    struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = received_rows};
+    run_experts(max_tokens);
+    CHECK_STATUS(hdl_moe_combine(moe, handle, &outputs, &result, &call), wanted);
+}
+
+static void step(int max_tokens)
+{
+    struct hdl_moe_handle handle;
+    CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle));
+    combine(&handle, max_tokens, HDL_OK);
+}
+
+/* Results are values[t], the rest of the buffer is still NaN. */
+static void expect(int num_tokens, const float *values)
+{
+    for (int t = 0; t < MOST_TOKENS; t++)
+        for (int h = 0; h < hidden; h++) {
+            float got = result_rows[t * hidden + h];
+            if (t < num_tokens)
+                CHECK(got == values[t], "token %d is %g, not %g", t, (double)got,
+                      (double)values[t]);
+            else
+                CHECK(isnan(got), "token %d was written", t);
+        }
+}
+
+static void expect_counts(const int *all)
+{
+    int local = hdl_moe_local_experts(moe);
+    for (int e = 0; e < local; e++)
+        CHECK(counts[e] == all[self.rank * local + e], "expert %d has %d rows, not %d",
+              self.rank * local + e, counts[e], all[self.rank * local + e]);
+}
+
+/* ------------------------------------------------------------------------- two ranks */
+
+static const int64_t basic_ids[2][6] = {{0, 1, 2, 3, 0, 3}, {1, 2, 3, 0, 2, 1}};
+static const float basic_values[2][3] = {{1.5f, 7, 7.5f}, {42.5f, 45, 47.5f}};
+
+static void prepare_basic(void)
+{
+    prepare(3);
+    memcpy(ids, basic_ids[self.rank], sizeof(basic_ids[0]));
+}
+
+static void basic(void)
+{
+    create(4, 2, 8, 8);
+    for (int i = 0; i < 100; i++) {
+        prepare_basic();
+        step(8);
+        expect_counts((int[]){3, 3, 3, 3});
+        expect(3, basic_values[self.rank]);
+    }
+    prepare_basic(); /* rank 0 chooses nothing: exactly 0 */
+    for (int i = 0; self.rank == 0 && i < 6; i++)
+        ids[i] = -1;
+    step(8);
+    expect(3, self.rank == 0 ? (float[]){0, 0, 0} : basic_values[1]);
+    CHECK(self.rank != 0 || !signbit(result_rows[0]), "negative zero");
+    int sum = counts[0] + counts[1];
+    CHECK_OK(hdl_allreduce(self.group, &sum, &sum, 1, HDL_I32, HDL_SUM, NULL, NULL));
+    CHECK(sum == 6, "%d pairs", sum);
+    prepare(1); /* an expert named twice */
+    ids[0] = ids[1] = self.rank == 0 ? 3 : -1;
+    weights[0] = 0.25f;
+    weights[1] = 0.75f;
+    step(8);
+    CHECK(self.rank == 0 || counts[1] == 1, "expert 3 has %d rows", counts[1]);
+    expect(1, self.rank == 0 ? (float[]){4} : (float[]){0});
+}
+
+/* Rank 0 masks rank 1; rank 1 does not mask. */
+static void masked(void)
+{
+    struct hdl_moe_handle handle;
+    create(4, 2, 8, 8);
+    prepare_basic();
+    active[1] = self.rank != 0;
+    CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle));
+    combine(&handle, 8, HDL_INCOMPLETE);
+    if (self.rank == 0) {
+        expect(3, (float[]){1.5f, 0, 1.5f});
+        CHECK(missing[0] == 0 && missing[1] == 1 && missing[2] == 1, "flags");
+    }
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    prepare_basic();
+    active[self.rank] = 0; /* the own rank: on both, so both refuse */
+    CHECK_STATUS(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle), HDL_EINVAL);
+    rank_check_text(hdl_error_detail(), "own rank", NULL);
+    prepare_basic();
+    step(8);
+    expect(3, basic_values[self.rank]);
+}
+
+/* ------------------------------------------------------------------------ four ranks */
+
+static const int uneven_tokens[4] = {5, 0, 3, 1};
+static const float uneven_values[4][5] = {
+    {3, 8, 15, 24, 15}, {0}, {165, 204, 105}, {294}};
+
+static void prepare_uneven(void)
+{
+    int n = uneven_tokens[self.rank];
+    prepare(n);
+    for (int t = 0; t < n; t++) {
+        ids[2 * t] = (self.rank + t) % 8;
+        ids[2 * t + 1] = (self.rank + t + 4) % 8;
+    }
+}
+
+static void uneven(void)
+{
+    int32_t small[MOST_TOKENS * 2];
+    create(8, 2, 8, 8);
+    for (int i = 0; i < 4; i++) {
+        prepare_uneven();
+        for (int j = 0; j < MOST_TOKENS * 2; j++)
+            small[j] = (int32_t)ids[j];
+        if (i % 2) {
+            tokens.topk_ids = small;
+            tokens.ids_are_64 = false;
+        }
+        step(8);
+        expect_counts((int[]){3, 1, 2, 3, 3, 1, 2, 3});
+        expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+    }
+}
+
+static void nobody(void)
+{
+    create(8, 2, 8, 8);
+    double start = rank_now();
+    for (int i = 0; i < 1000; i++) {
+        prepare(0);
+        tokens.rows = tokens.topk_ids = tokens.weights = NULL;
+        step(8);
+        expect_counts((int[]){0, 0, 0, 0, 0, 0, 0, 0});
+        expect(0, NULL);
+        CHECK(isnan(received_rows[0]), "something was received");
+        CHECK(i > 0 || rank_now() - start < 1, "slow");
+    }
+}
+
+/* Rank 1 refuses; the others hear of it, with the values; the next step works. */
+static void refused(const char *text, const char *value)
+{
+    struct hdl_moe_handle handle;
+    enum hdl_status wanted = self.rank == 1 ? HDL_EINVAL : HDL_EPEER;
+    CHECK_STATUS(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle), wanted);
+    rank_check_text(hdl_error_detail(), text, value, NULL);
+    CHECK(self.rank == 1 || strstr(hdl_error_detail(), "rank 1"), "%s",
+          hdl_error_detail());
+    CHECK(isnan(received_rows[0]), "something was received");
+    prepare_uneven();
+    if (uneven_tokens[self.rank] > 4)
+        tokens.num_tokens = 4;
+    step(4);
+    expect((int)tokens.num_tokens, uneven_values[self.rank]);
+}
+
+static void limits(void)
+{
+    static const int64_t bad[] = {8, 9, -2, INT32_MAX, INT64_MIN};
+    create(8, 2, 8, 4);
+    prepare(4);
+    for (int i = 0; i < 8; i++)
+        ids[i] = i;
+    step(4);
+    prepare(self.rank == 1 ? 5 : 4);
+    for (int i = 0; i < 8; i++)
+        ids[i] = i;
+    refused("num_tokens 5", "max_tokens 4");
+    prepare(1);
+    tokens.rows = self.rank == 1 ? NULL : rows;
+    refused("rows are NULL", "num_tokens 1");
+    for (int i = 0; i < 5; i++) {
+        char text[64];
+        prepare(2);
+        for (int j = 0; j < 4; j++)
+            ids[j] = j;
+        if (self.rank == 1)
+            ids[3] = bad[i];
+        snprintf(text, sizeof(text), "expert %lld", (long long)bad[i]);
+        refused("token 1 position 1", text);
+    }
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    CHECK_OK(hdl_moe_status(moe, &state));
+    CHECK(state.failed_steps == 7 && state.steps == 15, "%llu of %llu steps failed",
+          (unsigned long long)state.failed_steps, (unsigned long long)state.steps);
+    CHECK(self.rank != 1 || (state.error_token == 1 && state.error_value == INT64_MIN),
+          "error record");
+}
+
+static void handles(void)
+{
+    struct hdl_moe_handle a, b, c;
+    struct hdl_moe *other, *first;
+    struct hdl_moe_opts opts = options(8, 2, 8, 8);
+    struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = received_rows};
+    CHECK_OK(hdl_moe_create(self.group, &opts, &other));
+    create(8, 2, 8, 8);
+    first = moe;
+    prepare_uneven();
+    CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &a));
+    CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &b));
+    CHECK_STATUS(hdl_moe_dispatch(moe, &tokens, &received, &call, &c), HDL_EBUSY);
+    CHECK_STATUS(hdl_moe_combine(other, &a, &outputs, &result, &call), HDL_EINVAL);
+    rank_check_text(hdl_error_detail(), "another exchange", NULL);
+    combine(&b, 8, HDL_OK); /* combines come in any order */
+    expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+    CHECK_STATUS(hdl_moe_combine(moe, &b, &outputs, &result, &call), HDL_ESTALE);
+    CHECK_OK(hdl_moe_combine(moe, &a, &outputs, &result, &call));
+    expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+    CHECK_STATUS(hdl_moe_combine(moe, &a, &outputs, &result, &call), HDL_ESTALE);
+    c = a;
+    c.word[2] += 2;
+    CHECK_STATUS(hdl_moe_combine(moe, &c, &outputs, &result, &call), HDL_EINVAL);
+    for (int i = 0; i < 2000; i++) {
+        prepare_uneven();
+        CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &a));
+        CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &b));
+        combine(&a, 8, HDL_OK);
+        expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+        CHECK_OK(hdl_moe_combine(moe, &b, &outputs, &result, &call));
+        expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+    }
+    hdl_moe_destroy(other);
+    moe = first;
+}
+
+/* One rank's options differ: all fail, naming field, values and ranks. */
+static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_opts b,
+                      const char *value_a, const char *value_b)
+{
+    CHECK_STATUS(hdl_moe_create(self.group, self.rank == 1 ? &b : &a, &moe), HDL_ECONFIG);
+    rank_check_text(hdl_error_detail(), field, value_a, value_b, "rank 0", "rank 1",
+                    NULL);
+}
+
+static void disagree(void)
+{
+    struct hdl_moe_opts a = options(8, 2, 8, 4), b = a;
+    b.max_tokens = 8;
+    differ_in("max_tokens", a, b, "4", "8");
+    b = a;
+    b.num_experts = 16;
+    differ_in("num_experts", a, b, "8", "16");
+    b = a;
+    b.hidden = 9;
+    differ_in("hidden", a, b, "8", "9");
+    b = a;
+    b.top_k = 3;
+    differ_in("top_k", a, b, "2", "3");
+    b = a;
+    b.dtype = HDL_BF16;
+    differ_in("dtype", a, b, "f32", "bf16");
+    b = a;
+    b.layout = HDL_MOE_INDEXED;
+    differ_in("layout", a, b, "0", "3");
+    b = a;
+    b.exact = true;
+    differ_in("exact", a, b, "0", "1");
+    b = a;
+    b.lanes = 3;
+    differ_in("lanes", a, b, "2", "3");
+    b = a;
+    b.format = HDL_MOE_FP8;
+    differ_in("format", a, b, "0", "1");
+    b = a;
+    b.num_experts = 10; /* does not divide among 4 ranks */
+    CHECK_STATUS(hdl_moe_create(self.group, self.rank == 1 ? &b : &a, &moe),
+                 self.rank == 1 ? HDL_EINVAL : HDL_EPEER);
+    CHECK_OK(hdl_moe_create(self.group, &a, &moe)); /* and the next one works */
+}
+
+/* Rank 3 is late: the others go on without it, and take it back in the next step. */
+static void late(void)
+{
+    struct hdl_moe_handle handle;
+    create(8, 2, 8, 8);
+    prepare_uneven();
+    step(8);
+    prepare_uneven();
+    double start = rank_now();
+    if (self.rank == 3)
+        rank_sleep_ms(2500);
+    else
+        call.timeout_us = 500000;
+    CHECK_STATUS(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle),
+                 self.rank == 3 ? HDL_OK : HDL_INCOMPLETE);
+    if (self.rank != 3) {
+        double took = rank_now() - start;
+        CHECK(took > 0.45 && took < 1.5, "took %g s", took);
+        for (int r = 0; r < 4; r++)
+            CHECK(active[r] == (r != 3), "mask of rank %d is %d", r, active[r]);
+    }
+    combine(&handle, 8, self.rank == 1 ? HDL_OK : HDL_INCOMPLETE);
+    static const float values[4][5] = {{3, 8, 4.5f, 8, 15}, {0}, {49.5f, 68, 105}, {196}};
+    expect(uneven_tokens[self.rank], values[self.rank]);
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL)); /* rank 3 has caught up */
+    for (int i = 0; i < 3; i++) {
+        prepare_uneven();
+        step(8);
+        expect(uneven_tokens[self.rank], uneven_values[self.rank]);
+    }
+}
+
+/* Rank 3 is killed between dispatch and combine. */
+static void dead(void)
+{
+    struct hdl_moe_handle handle;
+    create(8, 2, 8, 8);
+    prepare_uneven();
+    step(8);
+    prepare_uneven();
+    CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle));
+    if (self.rank == 3) {
+        CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+        raise(SIGKILL);
+    }
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    combine(&handle, 8, self.rank == 1 && active[3] ? HDL_OK : HDL_INCOMPLETE);
+    prepare_uneven();
+    double start = rank_now();
+    enum hdl_status status = HDL_OK;
+    while (status == HDL_OK) { /* until the loss is in the view */
+        CHECK(rank_now() - start < 5, "the loss was not seen");
+        status = hdl_moe_dispatch(moe, &tokens, &received, &call, &handle);
+        if (status != HDL_OK)
+            break;
+        struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = received_rows};
+        run_experts(8);
+        status = hdl_moe_combine(moe, &handle, &outputs, &result, &call);
+        prepare_uneven();
+    }
+    CHECK(status == HDL_INCOMPLETE, "%s", hdl_error_detail());
+}
+
+/* -------------------------------------------------------------------------------- main
+ */
+
+static const struct {
+    const char *name;
+    void (*run)(void);
+} cases[] = {
+    {"basic", basic},   {"masked", masked}, {"uneven", uneven},
+    {"nobody", nobody}, {"limits", limits}, {"handles", handles},
+    {"late", late},     {"dead", dead},     {"disagree", disagree},
+};
+
+int main(int argc, char **argv)
+{
+    rank_join(&self);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (argc == 2 && strcmp(argv[1], cases[i].name) == 0)
+            cases[i].run();
+    }
+    hdl_moe_destroy(moe);
+    rank_leave(&self);
+    return 0;
+}
