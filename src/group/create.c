@@ -335,6 +335,5 @@ enum hdl_status hdl_group_abort(struct hdl_group *group)
     if (status != HDL_OK)
         return status;
     group_end(group, HDL_EABORTED, "the group was aborted");
-    host_group_abort(group->host_group);
     return HDL_OK;
 }

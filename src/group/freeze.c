@@ -202,5 +202,5 @@ void group_watch_done(void *user, uint64_t x)
 
 void group_fail(void *user, enum hdl_status status, const char *text)
 {
-    group_end(user, status, text);
+    (void)group_end_here(user, status, text);
 }

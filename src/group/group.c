@@ -260,7 +260,7 @@ void group_issue_chunks(struct hdl_group *group, const struct hdl_op *op)
 
 /* --------------------------------------------------------------------- the end of it */
 
-void group_end(struct hdl_group *group, enum hdl_status status, const char *text)
+bool group_end_here(struct hdl_group *group, enum hdl_status status, const char *text)
 {
     char *copy = base_strdup(group->engine->env, text);
     int expected = HDL_OK;
@@ -268,11 +268,18 @@ void group_end(struct hdl_group *group, enum hdl_status status, const char *text
      */
     if (!atomic_compare_exchange_strong(&group->over, &expected, HDL_PENDING)) {
         base_free(group->engine->env, copy);
-        return;
+        return false;
     }
     group->over_text = copy;
     atomic_store_explicit(&group->over, status, memory_order_release);
     group_engine_wake(group->engine);
+    return true;
+}
+
+void group_end(struct hdl_group *group, enum hdl_status status, const char *text)
+{
+    if (group_end_here(group, status, text) && group->host_group)
+        host_group_abort(group->host_group);
 }
 
 enum hdl_status group_check(const struct hdl_group *group)

@@ -182,9 +182,12 @@ enum hdl_status group_create(struct group_engine *engine,
 
 /* Detail text and status if the group cannot be used (NULL, destroyed, over). */
 enum hdl_status group_check(const struct hdl_group *group);
-/* The group is over for this rank: pending and later calls end with `status`. Any thread,
- * also the control thread; the first call counts. */
+/* The group is over for this rank: pending and later calls end with `status`, the others
+ * see it as lost. Any thread, also the control thread; the first call counts. */
 void group_end(struct hdl_group *group, enum hdl_status status, const char *text);
+/* The same without telling the others: who tells us knows. False if it was over already.
+ */
+bool group_end_here(struct hdl_group *group, enum hdl_status status, const char *text);
 
 /* ---------------------------------------------------------------------- for the paths */
 

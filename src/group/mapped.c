@@ -282,9 +282,11 @@ static void ring_all(struct hdl_group *group)
     }
 }
 
+/* Peers are told after every chunk of a long operation, and once after a run of short
+ * ones. */
 static bool mapped_progress(struct hdl_group *group)
 {
-    bool moved = false;
+    bool moved = false, silent = false;
     for (;;) {
         bool step = publish(group);
         struct base_list *node = base_list_first(&group->queue);
@@ -299,11 +301,14 @@ static bool mapped_progress(struct hdl_group *group)
         if (!step)
             break;
         moved = true;
-        if (!group->publishing || chunked)
+        silent = !chunked;
+        if (chunked)
             ring_all(group);
         if (atomic_load_explicit(&group->engine->contended, memory_order_relaxed))
             break;
     }
+    if (silent)
+        ring_all(group);
     return moved;
 }
 
