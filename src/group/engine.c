@@ -104,7 +104,9 @@ bool group_engine_progress(struct group_engine *engine)
     }
     if (engine->net && net_needs_poll(engine->net))
         moved |= net_poll(engine->net) > 0;
-    if (++engine->polls % POLLS_PER_CLOCK == 0) {
+    uint64_t polls = atomic_load_explicit(&engine->polls, memory_order_relaxed) + 1;
+    atomic_store_explicit(&engine->polls, polls, memory_order_relaxed);
+    if (polls % POLLS_PER_CLOCK == 0) {
         int64_t now = base_now_ns();
         if (now >= engine->next_tick_ns)
             group_engine_tick(engine, now);

@@ -137,8 +137,8 @@ static void finish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
     struct messaged *m = messaged_of(group);
     struct hdl_op *next = group_next_open(group, op);
     bool was_readying = m->readying == op;
-    /* With a mismatch, others may have more chunks of it than this rank. */
-    bool chunked = op->num_chunks > 1 || op->mismatch;
+    /* Of others it may be longer if the calls differ. */
+    bool chunked = op->num_chunks > 1 || op->mismatch || op->desc.kind == GROUP_REFUSED;
     mapped_finish_chunk(group, op, chunk);
     /* It may have ended before its last chunk. */
     struct base_list *first = base_list_first(&group->queue);

@@ -20,6 +20,7 @@
  * waiting.
  */
 #define NAP_NS (1 * BASE_NS_PER_MS)
+#define LONG_NAP_NS (16 * BASE_NS_PER_MS)
 #define LINGER_NS (200 * BASE_NS_PER_MS)
 #define BELL_NS (50 * BASE_NS_PER_MS)
 
@@ -71,10 +72,24 @@ static void move(struct group_engine *engine)
     }
 }
 
+/* Naps get longer while the thread that waits sleeps, too: then there is no hurry. */
+static void take_nap(struct group_engine *engine, uint32_t work, int64_t *nap,
+                     uint64_t *polls)
+{
+    uint64_t now = atomic_load_explicit(&engine->polls, memory_order_relaxed);
+    if (now - *polls > 2)
+        *nap = NAP_NS;
+    else if (*nap < LONG_NAP_NS)
+        *nap *= 2;
+    *polls = now;
+    base_futex_wait((uint32_t *)&engine->work, work, *nap, false);
+}
+
 static void progress_main(void *argument)
 {
     struct group_engine *engine = argument;
-    int64_t busy = base_now_ns();
+    int64_t busy = base_now_ns(), nap = NAP_NS;
+    uint64_t polls = 0;
     while (!atomic_load(&engine->stop)) {
         uint32_t work = atomic_load(&engine->work);
         bool working = has_work(engine);
@@ -86,7 +101,7 @@ static void progress_main(void *argument)
             continue;
         }
         if (working || now - busy < LINGER_NS) {
-            base_futex_wait((uint32_t *)&engine->work, work, NAP_NS, false);
+            take_nap(engine, work, &nap, &polls);
             continue;
         }
         atomic_store(&engine->asleep, true);
