@@ -4,9 +4,14 @@
 #ifndef TOOLS_COMMANDS_H
 #define TOOLS_COMMANDS_H
 
+#include <stdbool.h>
+
 int command_run(int argc, char **argv);
 int command_demo(int argc, char **argv);
 int command_perf(int argc, char **argv);
+/* perf of dispatch, combine, moe: options of their own. */
+bool command_perf_is_moe(int argc, char **argv);
+int command_perf_moe(int argc, char **argv);
 int command_info(int argc, char **argv);
 int command_sim(int argc, char **argv);
 

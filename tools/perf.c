@@ -47,6 +47,7 @@ static const char *const more =
     "OP: allreduce broadcast reduce allgather reducescatter alltoall gather scatter "
     "barrier\n"
     "sendrecv (each rank to the next) pingpong (ranks 0 and 1; half a round trip)\n"
+    "dispatch combine moe (mixture of experts: see heddle perf moe --help)\n"
     "\n"
     "Started by a launcher (RANK and WORLD_SIZE are set) it takes part as that rank.\n"
     "An iteration takes as long as on its slowest rank. bytes and busbw follow "
@@ -351,6 +352,8 @@ static int start(struct perf *perf, int argc, char **argv, int first)
 
 int command_perf(int argc, char **argv)
 {
+    if (command_perf_is_moe(argc, argv))
+        return command_perf_moe(argc, argv);
     struct perf perf = {
         .transport = "auto",
         .time_us = 500000,

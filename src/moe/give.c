@@ -80,14 +80,16 @@ static bool gives_exact(const struct giving *g, const struct moe_source *s)
     return c->exact || (!s->weighted && !g->fused && c->shape.order != MOE_RANK_MAJOR);
 }
 
-/* Puts contribution number `number` of an item to the messaged members of the group. */
-static void put_contribution(struct hdl_moe *m, const struct moe_lane *lane,
+/* Counts a contribution for the mapped members of the group, puts it to the messaged ones. */
+static void pass_on(struct hdl_moe *m, const struct moe_lane *lane,
                              uint32_t group, const struct moe_item *item, uint32_t index,
                              size_t at)
 {
     const struct moe_layout *l = &m->config.layout;
     uint32_t dp = m->config.shape.dp;
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
+        if (moe_mapped(m, r) && r != m->peers->self)
+            m->bytes_sent[r] += l->give_bytes;
         if (!moe_reachable(m, lane, r))
             continue;
         if (m->peers->ops->put(m->peers, r, moe_take(l, lane->half, item->token, index),
@@ -120,8 +122,7 @@ static void give_sum(struct giving *g, uint32_t group, const struct moe_item *it
     }
     moe_rows_give(&m->wire, m->peers->own + at, m->parts, summed ? NULL : m->part_weights,
                   n, g->lane->stream);
-    if (m->peers->messaged)
-        put_contribution(m, g->lane, group, item, item->index, at);
+    pass_on(m, g->lane, group, item, item->index, at);
 }
 
 /* One row for each expert of the item. */
@@ -135,8 +136,7 @@ static void give_each(struct giving *g, uint32_t group, const struct moe_item *i
         size_t at = moe_give(&c->layout, &c->shape, g->lane->half, group * c->shape.dp,
                              item->token, i);
         moe_rows_give(&m->wire, m->peers->own + at, &row, NULL, 1, g->lane->stream);
-        if (m->peers->messaged)
-            put_contribution(m, g->lane, group, item, entry->position, at);
+        pass_on(m, g->lane, group, item, entry->position, at);
     }
 }
 

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `heddle perf dispatch|combine|moe`: measures steps of an exchange, beside the machine's
+ * copy rate and, if asked, beside the same exchange by collectives. */
+#include "tools/perf_moe.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "tools/commands.h"
+#include "tools/launch.h"
+#include "tools/options.h"
+
+enum { WARM = 3, ITERS_MIN = 5, ITERS_MAX = 20000 };
+
+struct perf_moe {
+    const char *op;
+    int64_t ranks, hosts, hidden, topk, experts, iters, timeout_us, time_us;
+    struct tool_sizes tokens;
+    const char *transport, *dtype, *layout, *routing, *phases, *compare;
+    bool json;
+    struct hdl_context *context;
+    struct hdl_group *group;
+    int rank, num_ranks;
+    const char *path;
+    double copy_GBps; /* of all ranks together, read and written */
+    bool good;
+};
+
+/* A pair of calls that is timed: ours, or a usual way. */
+struct way {
+    const char *name;
+    struct moe_bench *bench;
+    struct moe_usual *usual;
+};
+
+struct times {
+    double min_us, p50_us, p99_us;
+};
+
+static enum hdl_status sum_up(struct perf_moe *p, int64_t *value)
+{
+    return hdl_allreduce(p->group, value, value, 1, HDL_I64, HDL_SUM, NULL, NULL);
+}
+
+/* ----------------------------------------------------------------------------- timing */
+
+static enum hdl_status call_dispatch(const struct way *way)
+{
+    return way->usual ? moe_usual_dispatch(way->usual, way->bench)
+                      : moe_bench_dispatch(way->bench);
+}
+
+static enum hdl_status call_combine(const struct way *way)
+{
+    return way->usual ? moe_usual_combine(way->usual, way->bench)
+                      : moe_bench_combine(way->bench);
+}
+
+/* One step; *us is the time of what `op` names. */
+static enum hdl_status time_step(struct perf_moe *p, const struct way *way, double *us)
+{
+    bool both = strcmp(p->op, "moe") == 0, dispatch = strcmp(p->op, "dispatch") == 0;
+    enum hdl_status status = both ? HDL_OK : hdl_barrier(p->group, NULL, NULL);
+    int64_t begin = base_now_ns();
+    if (status == HDL_OK)
+        status = call_dispatch(way);
+    int64_t middle = base_now_ns();
+    if (status == HDL_OK && !both && !dispatch)
+        status = hdl_barrier(p->group, NULL, NULL);
+    int64_t second = base_now_ns();
+    if (status == HDL_OK)
+        status = call_combine(way);
+    int64_t end = base_now_ns();
+    *us = (double)(both ? end - begin : dispatch ? middle - begin : end - second) / 1e3;
+    return status;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(const double *sorted, int64_t count, double part)
+{
+    int64_t at = (int64_t)ceil(part * (double)count) - 1;
+    return sorted[at < 0 ? 0 : at];
+}
+
+static enum hdl_status choose_iters(struct perf_moe *p, const struct way *way,
+                                    int64_t *iters)
+{
+    double us, slowest = 0.5;
+    enum hdl_status status = HDL_OK;
+    for (int i = 0; i < WARM && status == HDL_OK; i++) {
+        status = time_step(p, way, &us);
+        slowest = i > 0 && us > slowest ? us : slowest;
+    }
+    *iters = p->iters;
+    if (*iters == 0) {
+        double wanted = (double)p->time_us / slowest;
+        *iters = wanted > ITERS_MAX   ? ITERS_MAX
+                 : wanted < ITERS_MIN ? ITERS_MIN
+                                      : (int64_t)wanted;
+    }
+    return status == HDL_OK
+               ? hdl_allreduce(p->group, iters, iters, 1, HDL_I64, HDL_MIN, NULL, NULL)
+               : status;
+}
+
+static enum hdl_status measure(struct perf_moe *p, const struct way *way,
+                               struct times *times)
+{
+    int64_t iters = 0;
+    enum hdl_status status = choose_iters(p, way, &iters);
+    if (status != HDL_OK)
+        return status;
+    double *us = calloc((size_t)iters, sizeof(*us));
+    if (!us)
+        return HDL_ENOMEM;
+    status = hdl_barrier(p->group, NULL, NULL);
+    for (int64_t i = 0; i < iters && status == HDL_OK; i++)
+        status = time_step(p, way, &us[i]);
+    if (status == HDL_OK)
+        status =
+            hdl_allreduce(p->group, us, us, (size_t)iters, HDL_F64, HDL_MAX, NULL, NULL);
+    qsort(us, (size_t)iters, sizeof(*us), compare_doubles);
+    *times = (struct times){us[0], quantile(us, iters, 0.5), quantile(us, iters, 0.99)};
+    free(us);
+    return status;
+}
+
+/* What all ranks copy at the same time, once: bytes read and written a second. */
+static enum hdl_status measure_copy(struct perf_moe *p)
+{
+    size_t bytes = 32 << 20;
+    unsigned char *a = malloc(bytes), *b = malloc(bytes);
+    enum hdl_status status = HDL_OK;
+    double rate = 0;
+    for (int i = 0; a && b && i < 4; i++) {
+        if (i == 1) {
+            status = hdl_barrier(p->group, NULL, NULL);
+            rate = (double)base_now_ns();
+        }
+        memset(a, i, 1);
+        memcpy(b, a, bytes);
+        memcpy(a, b, bytes);
+    }
+    rate = a && b ? 3 * 4 * (double)bytes / ((double)base_now_ns() - rate) : 0;
+    free(a);
+    free(b);
+    if (status == HDL_OK)
+        status = hdl_allreduce(p->group, &rate, &rate, 1, HDL_F64, HDL_SUM, NULL, NULL);
+    p->copy_GBps = rate;
+    return status;
+}
+
+/* ------------------------------------------------------------------------------ output
+ */
+
+static void print_head(const struct perf_moe *p)
+{
+    if (p->json || p->rank != 0)
+        return;
+    printf(
+        "%lld experts, top %lld, hidden %lld, %s, %s, %s, %s; all ranks copy %.1f GBps\n",
+        (long long)p->experts, (long long)p->topk, (long long)p->hidden, p->dtype,
+        p->layout, p->routing, p->phases, p->copy_GBps);
+    printf("%-10s%6s%8s  %-12s%-12s%11s%11s%11s%11s%11s%10s%10s  %s\n", "op", "ranks",
+           "tokens", "transport", "way", "min_us", "p50_us", "p99_us", "wire", "least",
+           "algbw", "membw", "checked");
+}
+
+struct row {
+    struct times times;
+    int64_t wire, least, memory; /* bytes: between ranks, at least so; in memory */
+    bool checked;
+};
+
+static void print_row(const struct perf_moe *p, int64_t tokens, const char *way,
+                      const struct row *r)
+{
+    char wire[32], least[32];
+    double algbw = (double)r->least / r->times.p50_us / 1e3;
+    double membw = (double)r->memory / r->times.p50_us / 1e3;
+    if (p->rank != 0)
+        return;
+    if (p->json)
+        printf("{\"op\": \"%s\", \"ranks\": %d, \"bytes\": %" PRId64
+               ", \"transport\": \"%s\", \"algorithm\": \"%s\", \"min_us\": %.3f, "
+               "\"p50_us\": "
+               "%.3f, \"p99_us\": %.3f, \"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, "
+               "\"checked\": %s, \"tokens\": %" PRId64 ", \"hidden\": %" PRId64
+               ", \"topk\": %" PRId64 ", \"experts\": %" PRId64
+               ", \"dtype\": \"%s\", \"layout\": \"%s\", \"wire_bytes\": %" PRId64
+               ", \"min_bytes\": %" PRId64
+               ", \"memory_GBps\": %.4f, \"copy_GBps\": %.4f}\n",
+               p->op, p->num_ranks, r->least, p->path, way, r->times.min_us,
+               r->times.p50_us, r->times.p99_us, algbw, algbw,
+               r->checked ? "true" : "false", tokens, p->hidden, p->topk, p->experts,
+               p->dtype, p->layout, r->wire, r->least, membw, p->copy_GBps);
+    else
+        printf("%-10s%6d%8" PRId64
+               "  %-12s%-12s%11.2f%11.2f%11.2f%11s%11s%10.3f%10.3f  %s\n",
+               p->op, p->num_ranks, tokens, p->path, way, r->times.min_us,
+               r->times.p50_us, r->times.p99_us,
+               tool_bytes_text(wire, sizeof(wire), (uint64_t)r->wire),
+               tool_bytes_text(least, sizeof(least), (uint64_t)r->least), algbw, membw,
+               r->checked ? "yes" : "NO");
+    fflush(stdout);
+}
+
+/* ------------------------------------------------------------------------------- a rank
+ */
+
+/* Bytes that this rank's counters say it sent. */
+static int64_t bytes_sent(const struct moe_bench *b)
+{
+    uint64_t sent[1024] = {0}, sum = 0;
+    struct hdl_moe_state state = {.size = sizeof(state), .bytes_sent = sent};
+    if (hdl_moe_status(b->moe, &state) != HDL_OK)
+        return 0;
+    for (int r = 0; r < b->ranks; r++)
+        sum += r != b->rank ? sent[r] : 0;
+    return (int64_t)sum;
+}
+
+/* Bytes of the least that one step moves: between ranks, and in memory (read and
+ * written). */
+static enum hdl_status count_least(struct perf_moe *p, const struct moe_bench *b,
+                                   struct row *row)
+{
+    bool dispatch = strcmp(p->op, "combine") != 0,
+         combine = strcmp(p->op, "dispatch") != 0;
+    int64_t out = (int64_t)(b->sizes.row_bytes + b->sizes.scale_bytes);
+    int64_t back = (int64_t)b->row_bytes, rows = b->tokens * b->topk;
+    row->least = row->memory = 0;
+    if (dispatch) {
+        row->least += b->remote * out;
+        row->memory += (b->pairs + rows) * out;
+    }
+    if (combine) {
+        row->least += b->remote * back;
+        row->memory += (rows + 2 * b->pairs + b->tokens) * back;
+    }
+    enum hdl_status status = sum_up(p, &row->least);
+    return status == HDL_OK ? sum_up(p, &row->memory) : status;
+}
+
+static enum hdl_status check(struct perf_moe *p, struct moe_bench *b, bool *good)
+{
+    enum hdl_status status = moe_bench_dispatch(b);
+    int64_t wrong = status == HDL_OK ? moe_bench_check_rows(b) : 1;
+    if (status == HDL_OK)
+        moe_bench_fill_outputs(b);
+    memset(b->results, 0xff, (size_t)b->tokens * b->row_bytes);
+    if (status == HDL_OK)
+        status = moe_bench_combine(b);
+    wrong += status == HDL_OK ? moe_bench_check_results(b) : 1;
+    if (status == HDL_OK)
+        status = sum_up(p, &wrong);
+    if (wrong != 0)
+        *good = false;
+    return status;
+}
+
+static enum hdl_status run_own(struct perf_moe *p, struct moe_bench *b, struct row *row)
+{
+    struct way way = {"heddle", b, NULL};
+    row->checked = true;
+    enum hdl_status status = moe_bench_create(b);
+    if (status == HDL_OK)
+        status = check(p, b, &row->checked);
+    int64_t before = bytes_sent(b), steps;
+    if (status == HDL_OK)
+        status = moe_bench_dispatch(b);
+    if (status == HDL_OK && strcmp(p->op, "dispatch") == 0)
+        row->wire = bytes_sent(b) - before;
+    steps = bytes_sent(b);
+    if (status == HDL_OK)
+        status = moe_bench_combine(b);
+    if (strcmp(p->op, "combine") == 0)
+        row->wire = bytes_sent(b) - steps;
+    if (strcmp(p->op, "moe") == 0)
+        row->wire = bytes_sent(b) - before;
+    if (status == HDL_OK)
+        status = sum_up(p, &row->wire);
+    if (status == HDL_OK)
+        status = count_least(p, b, row);
+    if (status == HDL_OK)
+        status = measure(p, &way, &row->times);
+    if (status == HDL_OK)
+        status = check(p, b, &row->checked);
+    return status;
+}
+
+static enum hdl_status run_usual(struct perf_moe *p, struct moe_bench *b, bool dense,
+                                 const struct row *own)
+{
+    struct moe_usual usual;
+    struct row row = *own;
+    bool opened = moe_usual_open(&usual, b, dense);
+    struct way way = {dense ? "dense" : "counts+a2av", b, &usual};
+    enum hdl_status status = opened ? measure(p, &way, &row.times) : HDL_ENOMEM;
+    int64_t halves = strcmp(p->op, "moe") == 0 ? 2 : 1;
+    row.wire = (dense ? b->experts * b->tokens : b->tokens * b->topk) *
+               (int64_t)b->row_bytes * halves * (p->num_ranks - 1) / p->num_ranks;
+    if (status == HDL_OK)
+        status = sum_up(p, &row.wire);
+    if (status == HDL_OK)
+        print_row(p, b->tokens, way.name, &row);
+    moe_usual_close(&usual);
+    return status;
+}
+
+static int index_in(const char *const *names, int count, const char *name)
+{
+    for (int i = 0; i < count; i++) {
+        if (strcmp(names[i], name) == 0)
+            return i;
+    }
+    return -1;
+}
+
+static const char *const dtype_names[] = {"bf16", "f32", "fp8"};
+static const char *const layout_names[] = {"3d", "flat", "rank", "indexed"};
+static const char *const routing_names[] = {"uniform", "zipf", "hot", "local"};
+static const char *const phase_names[] = {"fused", "split"};
+
+static int run_tokens(struct perf_moe *p, int64_t tokens)
+{
+    int dtype = index_in(dtype_names, 3, p->dtype);
+    struct row row = {.wire = 0};
+    struct moe_bench b = {
+        .group = p->group,
+        .rank = p->rank,
+        .ranks = p->num_ranks,
+        .tokens = tokens,
+        .hidden = p->hidden,
+        .topk = p->topk,
+        .experts = p->experts,
+        .dtype = dtype == 1 ? HDL_F32 : HDL_BF16,
+        .format = dtype == 2 ? HDL_MOE_FP8 : HDL_MOE_PLAIN,
+        .layout = (enum hdl_moe_layout)index_in(layout_names, 4, p->layout),
+        .split = strcmp(p->phases, "split") == 0,
+        .routing = p->routing,
+    };
+    enum hdl_status status = moe_bench_open(&b) ? run_own(p, &b, &row) : HDL_ENOMEM;
+    if (status == HDL_OK)
+        print_row(p, tokens, "heddle", &row);
+    if (status == HDL_OK && p->compare && b.format == HDL_MOE_PLAIN)
+        status = run_usual(p, &b, false, &row);
+    if (status == HDL_OK && p->compare && b.format == HDL_MOE_PLAIN)
+        status = run_usual(p, &b, true, &row);
+    if (status != HDL_OK)
+        tool_failed("rank %d: %s of %" PRId64 " tokens: %s: %s", p->rank, p->op, tokens,
+                    hdl_status_name(status), hdl_error_detail());
+    moe_bench_close(&b);
+    p->good = p->good && row.checked;
+    return status == HDL_OK ? TOOL_OK : TOOL_FAILED;
+}
+
+static const char *group_path(const struct perf_moe *p)
+{
+    const char *first = NULL;
+    for (int r = 0; r < p->num_ranks; r++) {
+        const char *path = hdl_group_transport(p->group, r);
+        if (r == p->rank || !path)
+            continue;
+        if (first && strcmp(first, path) != 0)
+            return "mixed";
+        first = path;
+    }
+    return first ? first : "self";
+}
+
+static int run_all(struct perf_moe *p)
+{
+    int code = TOOL_OK;
+    p->rank = hdl_group_rank(p->group);
+    p->num_ranks = hdl_group_size(p->group);
+    p->path = group_path(p);
+    p->good = true;
+    if (p->experts % p->num_ranks != 0 || p->topk > p->experts || p->topk > 64)
+        return tool_usage_error("%" PRId64 " experts, top %" PRId64
+                                ", %d ranks do not fit",
+                                p->experts, p->topk, p->num_ranks);
+    if (measure_copy(p) != HDL_OK)
+        return tool_failed("the copy rate: %s", hdl_error_detail());
+    print_head(p);
+    for (size_t i = 0; i < p->tokens.count && code == TOOL_OK; i++)
+        code = run_tokens(p, (int64_t)p->tokens.size[i]);
+    return code == TOOL_OK && !p->good ? TOOL_FAILED : code;
+}
+
+static int run_rank(struct perf_moe *p)
+{
+    const struct hdl_context_opts opts = {.size = sizeof(opts),
+                                          .transport = p->transport};
+    const struct hdl_group_opts group_opts = {.size = sizeof(group_opts), .name = "perf"};
+    int code;
+    if (hdl_context_create(&opts, &p->context) != HDL_OK)
+        return tool_failed("could not join the job: %s", hdl_error_detail());
+    if (hdl_group_create(p->context, &group_opts, &p->group) != HDL_OK)
+        code = tool_failed("could not create the group: %s", hdl_error_detail());
+    else
+        code = run_all(p);
+    hdl_group_destroy(p->group);
+    hdl_context_destroy(p->context);
+    return code;
+}
+
+/* ------------------------------------------------------------------------------ command
+ */
+
+static int start(struct perf_moe *p, int argc, char **argv, int first)
+{
+    static const char *const ops[] = {"dispatch", "combine", "moe"};
+    if (first + 1 != argc || index_in(ops, 3, argv[first]) < 0)
+        return tool_usage_error("perf takes one operation: dispatch, combine or moe");
+    p->op = argv[first];
+    if (index_in(dtype_names, 3, p->dtype) < 0)
+        return tool_usage_error("--dtype must be bf16, f32 or fp8, got '%s'", p->dtype);
+    if (index_in(layout_names, 4, p->layout) < 0)
+        return tool_usage_error("--layout must be 3d, flat, rank or indexed, got '%s'",
+                                p->layout);
+    if (index_in(routing_names, 4, p->routing) < 0)
+        return tool_usage_error("--routing must be uniform, zipf, hot or local, got '%s'",
+                                p->routing);
+    if (index_in(phase_names, 2, p->phases) < 0)
+        return tool_usage_error("--phases must be fused or split, got '%s'", p->phases);
+    if (p->compare && strcmp(p->compare, "alltoall") != 0)
+        return tool_usage_error("--compare must be alltoall, got '%s'", p->compare);
+    if (launch_is_rank())
+        return run_rank(p);
+    struct launch launch = {.ranks = p->ranks > 0 ? p->ranks : 2,
+                            .hosts = p->hosts,
+                            .timeout_us = p->timeout_us,
+                            .grace_us = 5000000};
+    return launch_self(argc, argv, launch);
+}
+
+bool command_perf_is_moe(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "dispatch") == 0 || strcmp(argv[i], "combine") == 0 ||
+            strcmp(argv[i], "moe") == 0)
+            return true;
+    }
+    return false;
+}
+
+int command_perf_moe(int argc, char **argv)
+{
+    struct perf_moe p = {
+        .transport = "auto",
+        .time_us = 500000,
+        .hidden = 4096,
+        .topk = 8,
+        .experts = 32,
+        .dtype = "bf16",
+        .layout = "3d",
+        .routing = "uniform",
+        .phases = "fused",
+        .tokens = {4, {1, 16, 128, 1024}},
+    };
+    const struct tool_option options[] = {
+        {'n', "ranks", TOOL_INT, &p.ranks, 1, "N", "ranks to start (default 2)"},
+        {0, "hosts", TOOL_INT, &p.hosts, 1, "H",
+         "spread them over H network namespaces that act as hosts"},
+        {0, "transport", TOOL_TEXT, &p.transport, 0, "WAY",
+         "auto, shm or fabric (default auto)"},
+        {'t', "tokens", TOOL_SIZES, &p.tokens, 0, "LIST",
+         "tokens of a rank (default 1,16,128,1K)"},
+        {0, "hidden", TOOL_INT, &p.hidden, 1, "H", "elements of a row (default 4096)"},
+        {0, "topk", TOOL_INT, &p.topk, 1, "K", "experts of a token (default 8)"},
+        {0, "experts", TOOL_INT, &p.experts, 1, "E", "of all ranks (default 32)"},
+        {0, "dtype", TOOL_TEXT, &p.dtype, 0, "TYPE",
+         "bf16, f32, or fp8 = bf16 quantised on the way (default bf16)"},
+        {0, "layout", TOOL_TEXT, &p.layout, 0, "NAME",
+         "3d, flat, rank or indexed (default 3d)"},
+        {0, "routing", TOOL_TEXT, &p.routing, 0, "NAME",
+         "uniform, zipf, hot or local (default uniform)"},
+        {0, "phases", TOOL_TEXT, &p.phases, 0, "NAME", "fused or split (default fused)"},
+        {0, "compare", TOOL_TEXT, &p.compare, 0, "alltoall",
+         "also by counts and all_to_all_v, and by a dense all_to_all"},
+        {0, "iters", TOOL_INT, &p.iters, 1, "I",
+         "measured steps (default: what fits into half a second)"},
+        {0, "time", TOOL_SECONDS, &p.time_us, 0, "S", "or measure for S seconds a size"},
+        {0, "timeout", TOOL_SECONDS, &p.timeout_us, 0, "S", "stop all after S seconds"},
+        {0, "json", TOOL_FLAG, &p.json, 0, NULL, "one JSON object a line"},
+    };
+    const struct tool_usage usage = {
+        "heddle perf dispatch|combine|moe [options]",
+        "Measures steps of a mixture-of-experts exchange, and checks their data.",
+        options,
+        sizeof(options) / sizeof(options[0]),
+        "moe = dispatch and combine of one step. A step takes as long as on its slowest "
+        "rank.\n"
+        "wire = bytes that went between ranks, least = those that any way must move: "
+        "each row\n"
+        "once for each other rank that needs it. algbw = least / p50; membw = bytes that "
+        "any "
+        "way\n"
+        "must read and write in memory / p50, to compare with the copy rate in the first "
+        "line.",
+    };
+    int first = 0;
+    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
+    if (parsed != TOOL_PARSED)
+        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    return start(&p, argc, argv, first);
+}
