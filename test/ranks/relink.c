@@ -58,6 +58,8 @@ int main(void)
     struct hdl_view view = {0};
     CHECK_OK(hdl_group_view(self.group, &view));
     CHECK(view.num_absent == 0 && view.num_active == self.size, "somebody was lost");
+    /* Nobody leaves before all have looked. */
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
     rank_leave(&self);
     return 0;
 }
