@@ -41,7 +41,7 @@ struct group_engine {
     struct base_list free_ops;
     void *op_slabs;
     _Atomic uint64_t polls; /* rounds of progress; written under the lock */
-    uint32_t holder_waits; /* 1 if the lock's holder is one of the waiters */
+    uint32_t holder_waits;  /* 1 if the lock's holder is one of the waiters */
     int64_t next_tick_ns;
     int64_t spin_ns, yield_ns;
     uint32_t cores;

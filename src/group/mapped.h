@@ -62,9 +62,11 @@ void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_
 void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload,
                     size_t bytes);
 
-/* ------------------------------------------------- for the messaged path, which adds to it */
+/* ------------------------------------------------- for the messaged path, which adds to
+ * it */
 
-/* Writes and shows the next chunk in the own slot, which must be free; bytes of payload. */
+/* Writes and shows the next chunk in the own slot, which must be free; bytes of payload.
+ */
 size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
 /* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
 bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);

@@ -18,7 +18,8 @@ static struct group_p2p_peer *peer_of(struct hdl_group *group, uint32_t rank)
 }
 
 /* Vacant slots have no stream. */
-static void open_stream(struct hdl_group *group, uint32_t rank, struct group_p2p_peer *peer)
+static void open_stream(struct hdl_group *group, uint32_t rank,
+                        struct group_p2p_peer *peer)
 {
     void *segment = group->peer[rank].segment;
     if (segment) {

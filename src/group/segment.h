@@ -121,8 +121,8 @@ struct group_cell {
 };
 static_assert(sizeof(struct group_cell) == GROUP_LINE, "a cell is one line");
 
-/* Memory of the receiver that a messaged sender may write for a granted message: net's key and
- * base; both 0 = none, the message comes in fragments. */
+/* Memory of the receiver that a messaged sender may write for a granted message: net's
+ * key and base; both 0 = none, the message comes in fragments. */
 struct group_exposure {
     uint64_t key;
     uint64_t base;

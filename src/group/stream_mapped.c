@@ -77,8 +77,8 @@ static bool fragment_free(struct hdl_group *group, struct group_p2p_peer *peer,
 
 /* A cell is there: fills and shows it. */
 static void write_cell(struct hdl_group *group, struct group_p2p_peer *peer,
-                       uint32_t rank, enum group_cell_type type, int32_t tag, size_t bytes,
-                       const void *payload, size_t length)
+                       uint32_t rank, enum group_cell_type type, int32_t tag,
+                       size_t bytes, const void *payload, size_t length)
 {
     struct group_cell *cell = group_segment_cells(&group->shape, group->segment, rank) +
                               peer->cells_written % GROUP_CELLS;
@@ -110,7 +110,8 @@ static bool announce(struct hdl_group *group, struct group_p2p_peer *peer,
     if (!cell_free(group, peer, rank))
         return false;
     if (op->bytes <= GROUP_CELL_BYTES) {
-        write_cell(group, peer, rank, GROUP_CELL_SMALL, op->tag, op->bytes, op->src, op->bytes);
+        write_cell(group, peer, rank, GROUP_CELL_SMALL, op->tag, op->bytes, op->src,
+                   op->bytes);
         group_p2p_finish(group, op, HDL_OK);
         return true;
     }
@@ -125,7 +126,8 @@ static bool announce(struct hdl_group *group, struct group_p2p_peer *peer,
     op->message = ++peer->messages;
     op->moved = 0;
     struct group_cell_note note = {.message = op->message};
-    write_cell(group, peer, rank, GROUP_CELL_LARGE, op->tag, op->bytes, &note, sizeof(note));
+    write_cell(group, peer, rank, GROUP_CELL_LARGE, op->tag, op->bytes, &note,
+               sizeof(note));
     base_list_remove(&op->node);
     base_list_push_back(&peer->large, &op->node);
     return true;
@@ -194,7 +196,8 @@ static bool stream_direct(struct hdl_group *group, struct group_p2p_peer *peer,
         !cell_free(group, peer, rank))
         return moved;
     struct group_cell_note note = {.message = op->message};
-    write_cell(group, peer, rank, GROUP_CELL_COMPLETE, op->tag, op->bytes, &note, sizeof(note));
+    write_cell(group, peer, rank, GROUP_CELL_COMPLETE, op->tag, op->bytes, &note,
+               sizeof(note));
     peer->streaming = NULL;
     group_p2p_finish(group, op, HDL_OK);
     return true;
@@ -210,8 +213,10 @@ static bool stream_fragment(struct hdl_group *group, struct group_p2p_peer *peer
         return false;
     size_t bytes = base_min_size(op->bytes - op->moved, GROUP_FRAGMENT_BYTES);
     write_fragment(group, peer, rank, (const char *)op->src + op->moved, bytes);
-    struct group_cell_note note = {.message = op->message, .offset = op->moved, .bytes = bytes};
-    write_cell(group, peer, rank, GROUP_CELL_FRAGMENT, op->tag, op->bytes, &note, sizeof(note));
+    struct group_cell_note note = {
+        .message = op->message, .offset = op->moved, .bytes = bytes};
+    write_cell(group, peer, rank, GROUP_CELL_FRAGMENT, op->tag, op->bytes, &note,
+               sizeof(note));
     op->moved += bytes;
     if (op->moved == op->bytes) {
         peer->streaming = NULL;
