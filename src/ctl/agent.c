@@ -244,7 +244,7 @@ static void message(struct ctl_agent *agent, const struct ctl_agent_event *event
         break;
     case CTL_MSG_HEARTBEAT:
         if (msg.flag)
-            agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});
+            agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .id = msg.id});
         break;
     case CTL_MSG_NEIGHBOUR:
         neighbour(agent, &msg);

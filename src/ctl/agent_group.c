@@ -112,8 +112,8 @@ bool agent_group_has(const struct agent_group *group, uint64_t rank_epoch)
 {
     for (uint32_t i = 0; group->view && i < group->view->capacity; i++) {
         const struct ctl_slot *slot = &group->view->slots[i];
-        if (slot->rank_epoch == rank_epoch && !slot->absent &&
-            slot->last == CTL_X_FOREVER)
+        if (slot->rank_epoch != 0 && !slot->absent && slot->last == CTL_X_FOREVER &&
+            ctl_rank_epoch_rank(slot->rank_epoch) == ctl_rank_epoch_rank(rank_epoch))
             return true;
     }
     return false;
@@ -325,8 +325,14 @@ static void registered(struct ctl_agent *agent, const struct ctl_msg *msg)
         return;
     group->id = msg->group;
     group->retry_at = 0;
-    if (group->state == AGENT_REGISTERING)
-        group->state = AGENT_REGISTERED;
+    if (group->state != AGENT_REGISTERING)
+        return;
+    group->state = AGENT_REGISTERED;
+    struct ctl_action *action = group_do(agent, group, CTL_DO_REGISTERED);
+    if (action) {
+        action->slot = msg->slot;
+        action->rank_epoch = msg->rank_epoch;
+    }
 }
 
 static void hand_out(struct ctl_agent *agent, struct agent_group *group,
@@ -431,7 +437,7 @@ static void whole_view(struct ctl_agent *agent, struct agent_group *group,
     }
     ctl_view_unref(group->view);
     group->view = ctl_view_ref(view);
-    if (!group->join && group->state != AGENT_REGISTERED) {
+    if (group->state == AGENT_ATTACHED) {
         /* Attached before the connection was lost: the answer may not have arrived. */
         send_attached(agent, group, 0,
                       &(struct ctl_agent_event){.epoch = msg->epoch, .status = HDL_OK});

@@ -120,11 +120,14 @@ static void group_message(struct ctl_coordinator *c, struct coord_rank *rank,
 static void rank_message(struct ctl_coordinator *c, struct coord_rank *rank,
                          const struct ctl_msg *msg)
 {
-    coord_heard(c, rank);
+    rank->last_heard = c->now;
     switch (msg->type) {
     case CTL_MSG_HEARTBEAT:
         if (msg->flag)
-            coord_send(c, rank, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});
+            coord_send(c, rank,
+                       &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .id = msg->id});
+        else if (msg->id != 0)
+            coord_probed(c, rank, msg->id);
         break;
     case CTL_MSG_REGISTER:
         coord_register(c, rank, msg->key, &msg->registration);

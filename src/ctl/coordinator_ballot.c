@@ -139,7 +139,10 @@ static void commit_death(struct coord_group *group, struct commit *commit, uint3
     struct ctl_slot *seen = change_slot(commit, group, i);
     bool planned = seen->last != CTL_X_FOREVER;
     uint64_t before = seen->last;
-    end_interval(commit, seen, ctl_boundary_last(&commit->answers, dead));
+    /* It may have died before its first operation: then that one is the first to lack it.
+     */
+    uint64_t last = ctl_boundary_last(&commit->answers, dead);
+    end_interval(commit, seen, last + 1 < seen->first ? seen->first - 1 : last);
     seen->absent = true;
     slot->holder->state = MEMBER_ENDED;
     slot->first_lacking = ctl_boundary_first_lacking(&commit->answers, seen->last);
@@ -175,15 +178,18 @@ static void commit_admission(struct coord_group *group, struct commit *commit, u
         first = ctl_x_op(old->last) + 1;
     if (seen->absent && seen->active)
         seen->reported = reported_now(commit, slot);
-    uint64_t before = seen->reported > 0 ? seen->reported : seen->reported_before;
+    bool lost = seen->reported > 0;
+    uint64_t before = lost ? seen->reported : seen->reported_before;
     if (before >= first)
         before = first - 1; /* the loss is made good before it showed */
-    *seen = (struct ctl_slot){.rank_epoch = slot->joiner->rank_epoch,
-                              .first = ctl_x(first, 0),
-                              .last = CTL_X_FOREVER,
-                              .reported_before = before,
-                              .active = true,
-                              .endpoint = slot->joiner->endpoint};
+    *seen =
+        (struct ctl_slot){.rank_epoch = slot->joiner->rank_epoch,
+                          .first = ctl_x(first, 0),
+                          .last = CTL_X_FOREVER,
+                          .before_from = lost ? ctl_x_op(old->first) : old->before_from,
+                          .reported_before = before,
+                          .active = true,
+                          .endpoint = slot->joiner->endpoint};
     if (seen->first < commit->changed_from)
         commit->changed_from = seen->first;
     slot->entering = true;
@@ -204,14 +210,35 @@ static bool gather(struct ctl_coordinator *c, const struct coord_group *group,
     return c->out->failed;
 }
 
+/*
+ * A slot remembers the losses of one earlier holder: a third has to wait until everybody
+ * has issued the operations that report the first one.
+ */
+static bool may_enter(struct ctl_coordinator *c, struct coord_group *group,
+                      const struct commit *commit, uint32_t i)
+{
+    const struct ctl_slot *seen = &group->view->slots[i];
+    if (!admission_is_pending(c, group, i) ||
+        !coord_joiner_meets(group, &group->slots[i]))
+        return false;
+    for (uint32_t k = 0; k < commit->answers.count; k++) {
+        if (seen->reported == 0 || seen->reported_before == 0 ||
+            commit->answers.items[k]->next > seen->reported_before)
+            continue;
+        group->retry_joins_at = c->now + SECOND / 10;
+        coord_wake_at(c, group->retry_joins_at);
+        return false;
+    }
+    return true;
+}
+
 static void collect_changes(struct ctl_coordinator *c, struct coord_group *group,
                             struct commit *commit)
 {
     for (uint32_t i = 0, dead = 0; i < group->params.capacity; i++) {
         if (dead < group->num_dead && group->dead[dead] == i)
             commit_death(group, commit, dead++);
-        else if (admission_is_pending(c, group, i) &&
-                 coord_joiner_meets(group, &group->slots[i]))
+        else if (may_enter(c, group, commit, i))
             commit_admission(group, commit, i);
         else if (removal_is_pending(group, i))
             commit_removal(group, commit, i);
@@ -410,6 +437,7 @@ void coord_ballot_check(struct ctl_coordinator *c, struct coord_group *group)
             return;
         }
         commit_ballot(c, group, false);
+        coord_proposals_check(c, group);
         coord_introduce(c, group);
         coord_check_closed(c, group);
     }
@@ -521,6 +549,7 @@ static void close_slot(struct ctl_coordinator *c, struct coord_group *group, uin
         coord_member_free(c, holder);
         return;
     }
+    coord_proposals_end(c, holder, HDL_ENOTMEMBER, "this rank was removed");
     holder->state = MEMBER_REGISTERED;
     holder->introduced = false;
     slot->joiner = holder;
@@ -559,8 +588,11 @@ static bool check_slot(struct ctl_coordinator *c, struct coord_group *group, uin
     return closed;
 }
 
+/* Not during a ballot, which may name the slots in question; its commit looks again. */
 void coord_check_closed(struct ctl_coordinator *c, struct coord_group *group)
 {
+    if (group->ballot != 0)
+        return;
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         const struct coord_member *holder = group->slots[i].holder;
         if (!holder || holder->state != MEMBER_ENDED ||

@@ -143,7 +143,7 @@ static bool is_in_group(const struct coord_group *group, const struct coord_rank
     base_list_each(node, after, &rank->members)
     {
         struct coord_member *member = base_container_of(node, struct coord_member, node);
-        if (member->group == group && member->rank_epoch == rank->rank_epoch)
+        if (member->group == group && member->process == rank->rank_epoch)
             return true;
     }
     return false;

@@ -115,7 +115,10 @@ struct coord_member *coord_member_new(struct ctl_coordinator *c,
     }
     member->group = group;
     member->rank = rank;
+    member->process = rank->rank_epoch;
     member->rank_epoch = rank->rank_epoch;
+    if (registration->join)
+        member->rank_epoch = ctl_rank_epoch(rank->rank, ++rank->registration);
     member->key = key;
     member->slot = registration->slot;
     base_list_push_back(&rank->members, &member->node);
@@ -152,7 +155,7 @@ struct coord_member *coord_member_of(struct ctl_coordinator *c, struct coord_ran
     base_list_each(node, after, &rank->members)
     {
         struct coord_member *member = base_container_of(node, struct coord_member, node);
-        if (member->group->id == group && member->rank_epoch == rank->rank_epoch)
+        if (member->group->id == group && member->process == rank->rank_epoch)
             return member;
     }
     return NULL;
@@ -163,7 +166,7 @@ struct coord_member *coord_member_by_key(struct coord_rank *rank, uint64_t key)
     base_list_each(node, after, &rank->members)
     {
         struct coord_member *member = base_container_of(node, struct coord_member, node);
-        if (member->key == key && member->rank_epoch == rank->rank_epoch)
+        if (member->key == key && member->process == rank->rank_epoch)
             return member;
     }
     return NULL;
@@ -287,7 +290,7 @@ void coord_group_reconnected(struct ctl_coordinator *c, struct coord_member *mem
                              const struct ctl_group_state *state)
 {
     struct coord_group *group = member->group;
-    if (member->rank_epoch != member->rank->rank_epoch || member->dead)
+    if (member->process != member->rank->rank_epoch || member->dead)
         return;
     coord_send(c, member->rank,
                &(struct ctl_msg){.type = CTL_MSG_REGISTERED,

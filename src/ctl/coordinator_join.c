@@ -39,7 +39,8 @@ static bool is_taken(struct ctl_coordinator *c, const struct coord_slot *slot, b
     *sure = c->now - member->rank->last_heard <= 2 * c->detector.interval;
     if (!*sure)
         coord_send(c, member->rank,
-                   &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true});
+                   &(struct ctl_msg){
+                       .type = CTL_MSG_HEARTBEAT, .flag = true, .id = ++c->next_probe});
     return true;
 }
 
@@ -311,6 +312,19 @@ void coord_proposals_drop(struct ctl_coordinator *c, struct coord_member *member
             continue;
         base_list_remove(&proposal->node);
         base_free(c->env, proposal);
+    }
+}
+
+/* All but a wish to join, which the coming state can still fulfil. */
+void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
+                         enum hdl_status status, const char *text)
+{
+    base_list_each(node, after, &member->group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->member == member && proposal->kind != CTL_PROPOSE_JOIN)
+            answer_proposal(c, proposal, status, 0, text);
     }
 }
 

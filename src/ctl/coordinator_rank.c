@@ -93,7 +93,6 @@ static void welcome(struct ctl_coordinator *c, struct coord_rank *rank,
     rank->conn = conn->id;
     rank->state = RANK_LIVE;
     rank->last_heard = c->now;
-    rank->probed = false;
     coord_send(c, rank,
                &(struct ctl_msg){.type = CTL_MSG_WELCOME,
                                  .rank_epoch = rank->rank_epoch,
@@ -199,13 +198,18 @@ void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
     coord_wake_at(c, rank->grace_until);
 }
 
-void coord_heard(struct ctl_coordinator *c, struct coord_rank *rank)
+static void probe(struct ctl_coordinator *c, struct coord_rank *rank)
 {
-    rank->last_heard = c->now;
-    if (!rank->probed)
-        return;
-    rank->probed = false;
-    if (rank->newcomer_conn == 0)
+    rank->probe = ++c->next_probe;
+    coord_send(
+        c, rank,
+        &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true, .id = rank->probe});
+}
+
+/* The holder lives. Only its answer says so: other messages may be older than its end. */
+void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t id)
+{
+    if (rank->probe != id || rank->newcomer_conn == 0)
         return;
     char text[CTL_LINE_BYTES];
     (void)snprintf(text, sizeof(text), "rank %u is in use by a live process (pid %u)",
@@ -218,16 +222,12 @@ void coord_heard(struct ctl_coordinator *c, struct coord_rank *rank)
 static void contend(struct ctl_coordinator *c, struct coord_rank *rank,
                     struct coord_conn *conn, struct coord_identity *identity)
 {
-    if (rank->newcomer_conn != 0) {
-        base_free(c->env, identity->socket_name);
-        refuse(c, conn->id, HDL_EINVAL, "another process is waiting for this rank");
-        return;
-    }
+    if (rank->newcomer_conn != 0)
+        refuse(c, rank->newcomer_conn, HDL_EINVAL, "a newer process wants this rank");
     base_free(c->env, rank->newcomer.socket_name);
     rank->newcomer = *identity;
     rank->newcomer_conn = conn->id;
-    rank->probed = true;
-    coord_send(c, rank, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true});
+    probe(c, rank);
 }
 
 static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
@@ -235,7 +235,8 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
 {
     drop_conn(c, rank);
     welcome(c, rank, conn);
-    coord_heard(c, rank);
+    if (rank->newcomer_conn != 0)
+        probe(c, rank);
     tell_neighbours(c, rank, true);
     base_list_each(node, after, &rank->members)
     {

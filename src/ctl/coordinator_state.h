@@ -48,7 +48,7 @@ struct coord_rank {
     uint64_t conn; /* 0 = none */
     int64_t last_heard;
     int64_t grace_until;
-    bool probed;            /* the holder was asked for a sign of life */
+    uint64_t probe; /* id of the sign of life that the holder was asked for; 0 = none */
     uint64_t newcomer_conn; /* another process that wants this rank; 0 = none */
     struct coord_identity newcomer;
     struct base_list members;
@@ -66,7 +66,9 @@ struct coord_member {
     struct base_list node; /* rank->members */
     struct coord_group *group;
     struct coord_rank *rank;
-    uint64_t rank_epoch;
+    uint64_t process;    /* rank epoch of the process in the job */
+    uint64_t rank_epoch; /* in the group: a joiner gets its own, so that nothing of an
+                            earlier membership of the same process is taken for it */
     uint64_t key;
     uint32_t slot;
     enum coord_member_state state;
@@ -146,6 +148,7 @@ struct ctl_coordinator {
     uint64_t term;
     uint64_t counter; /* of epochs and ballots, all groups together */
     uint64_t next_group;
+    uint64_t next_probe;
     int64_t next_beat;
     int64_t wake; /* earliest timer; may be too early, never too late */
     struct ctl_map conns;
@@ -170,7 +173,7 @@ void coord_close(struct ctl_coordinator *c, uint64_t id);
 void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
                  const struct ctl_hello *hello);
 void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn);
-void coord_heard(struct ctl_coordinator *c, struct coord_rank *rank);
+void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t id);
 void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch);
 void coord_goodbye(struct ctl_coordinator *c, struct coord_rank *rank);
 void coord_rank_timers(struct ctl_coordinator *c);
@@ -227,6 +230,8 @@ void coord_propose(struct ctl_coordinator *c, struct coord_member *member,
                    const struct ctl_msg *msg);
 void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group);
 void coord_proposals_drop(struct ctl_coordinator *c, struct coord_member *member);
+void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
+                         enum hdl_status status, const char *text);
 void coord_proposal_timers(struct ctl_coordinator *c, struct coord_group *group);
 void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
                            uint64_t key, const struct ctl_registration *registration);

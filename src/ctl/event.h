@@ -140,7 +140,9 @@ enum ctl_action_kind {
     CTL_DO_WATCH_DONE, /* x: feed FINISHED once `done` >= x (replaces an earlier watch) */
     CTL_DO_FAIL,       /* status, text: the group is over here; LEAVE is still fed */
     CTL_DO_PROPOSED,   /* proposal, status, text, epoch, x = first operation number */
-    CTL_DO_LEFT        /* the key is forgotten */
+    CTL_DO_LEFT,       /* the key is forgotten */
+    CTL_DO_REGISTERED  /* slot, rank_epoch: the coordinator knows it; a joiner may ask to
+                          join */
 };
 
 struct ctl_action {

@@ -39,7 +39,7 @@ enum ctl_msg_type {
     CTL_MSG_ABORT,     /* I am dead in a group */
     CTL_MSG_GOODBYE,   /* I leave the job; a closed connection is no evidence now */
     /* both ways */
-    CTL_MSG_HEARTBEAT, /* flag = answer at once (a probe) */
+    CTL_MSG_HEARTBEAT, /* flag = answer at once, with the same id (a probe) */
     /* coordinator to agent */
     CTL_MSG_WELCOME,    /* your registration, the job's settings */
     CTL_MSG_REFUSED,    /* not in the job: status, text */

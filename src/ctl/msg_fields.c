@@ -8,7 +8,7 @@
 #include "base/env.h"
 
 enum {
-    SLOT_BYTES = 4 + 1 + 5 * 8,
+    SLOT_BYTES = 4 + 1 + 6 * 8,
     ATTEMPT_BYTES = 2 * 8,
     OPEN_BYTES = 8 + 4 + 1,
     STATE_BYTES = 3 * 8,
@@ -270,6 +270,7 @@ static void write_slot(struct base_writer *writer, const struct ctl_slot_change 
     base_write_u64(writer, slot->first);
     base_write_u64(writer, slot->last);
     base_write_u64(writer, slot->reported);
+    base_write_u64(writer, slot->before_from);
     base_write_u64(writer, slot->reported_before);
     if (slot->endpoint)
         write_blob(writer, slot->endpoint->data, slot->endpoint->size);
@@ -291,6 +292,7 @@ static void read_slot(struct base_reader *reader, struct ctl_slot_change *change
     slot->first = base_read_u64(reader);
     slot->last = base_read_u64(reader);
     slot->reported = base_read_u64(reader);
+    slot->before_from = base_read_u64(reader);
     slot->reported_before = base_read_u64(reader);
     change->has_endpoint = (flags & SLOT_ENDPOINT) != 0;
     if (change->has_endpoint)

@@ -71,15 +71,16 @@ static inline uint32_t ctl_rank_epoch_rank(uint64_t rank_epoch)
 
 /*
  * One slot of a committed view. `first` and `last` bound the interval of its holder.
- * Operations n >= ctl_x_op(first) with n <= reported that lack the holder's data end
- * HDL_INCOMPLETE with this slot in the failed set; below `first` the same holds with
- * reported_before (of the slot's earlier holder).
+ * Operations n from ctl_x_op(first) to reported that lack the holder's data end
+ * HDL_INCOMPLETE with this slot in the failed set; below `first` the same holds from
+ * before_from to reported_before (of the slot's earlier holder).
  */
 struct ctl_slot {
     uint64_t rank_epoch; /* 0 = no holder with an unclosed interval */
     uint64_t first;
     uint64_t last; /* CTL_X_FOREVER = open */
     uint64_t reported;
+    uint64_t before_from;
     uint64_t reported_before;
     bool absent;
     bool active;
@@ -130,7 +131,9 @@ static inline bool ctl_slot_takes_part(const struct ctl_slot *slot, uint64_t x)
 /* Whether the loss of the slot shows in operation n, given that n lacks its data. */
 static inline bool ctl_slot_reports(const struct ctl_slot *slot, uint64_t n)
 {
-    return n <= (n >= ctl_x_op(slot->first) ? slot->reported : slot->reported_before);
+    if (n >= ctl_x_op(slot->first))
+        return n <= slot->reported;
+    return n >= slot->before_from && n <= slot->reported_before;
 }
 
 /* Attempt of x; 0 if the view has no entry for it. */

@@ -301,6 +301,8 @@ void host_group_on_action(struct host *host, struct ctl_action *action)
     case CTL_DO_LEFT:
         mark_left(group);
         break;
+    case CTL_DO_REGISTERED:
+        break;
     default:
         base_log_error(host->env, "agent asked for action %d", (int)action->kind);
     }

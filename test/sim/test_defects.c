@@ -21,6 +21,7 @@ static uint64_t broken_by(const struct plan *plan, enum sim_defect defect)
     options.messaged = plan->messaged;
     options.faults = plan->faults;
     options.num_faults = plan->num_faults;
+    options.capacity = plan->faults & SIM_JOIN ? 7 : 0;
     for (options.seed = 1; options.seed <= plan->seeds; options.seed++) {
         if (!sim_run(&options, &result))
             return options.seed;
@@ -41,6 +42,8 @@ static void test_every_defect_is_found(void **state)
         {SIM_PER_OPERATION, true, SIM_KILL, 2, 300},
         {SIM_STALE_READY, true, SIM_KILL | SIM_REORDER, 3, 3000},
         {SIM_DROP_NEWER, true, SIM_KILL, 2, 300},
+        {SIM_NEXT_STARTED, false, SIM_JOIN, 3, 300},
+        {SIM_NEXT_STARTED, true, SIM_JOIN, 3, 300},
         {SIM_STALE_ANSWER, false, SIM_KILL, 2, 300},
         {SIM_LEAST_PUBLISHED, false, SIM_CUT | SIM_REORDER, 3, 500},
         {SIM_OWN_EVIDENCE, false, SIM_KILL, 2, 200},

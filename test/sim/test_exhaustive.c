@@ -43,6 +43,7 @@ static void search(unsigned faults, uint64_t seeds)
             options.num_faults = 1;
             options.faults = faults;
             options.messaged = messaged != 0;
+            options.capacity = faults & SIM_JOIN ? 4 : 0;
             options.seed = seed;
             lose_everywhere(&options);
         }
@@ -64,12 +65,24 @@ static void test_cut_at_every_step(void **state)
     search(SIM_CUT, 3);
 }
 
+static void test_join_at_every_step(void **state)
+{
+    search(SIM_JOIN, 3);
+}
+
+static void test_removal_at_every_step(void **state)
+{
+    search(SIM_LEAVE, 6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_at_every_step),
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
+        cmocka_unit_test(test_join_at_every_step),
+        cmocka_unit_test(test_removal_at_every_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

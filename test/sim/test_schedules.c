@@ -42,6 +42,26 @@ static void test_all_faults_together(void **state)
     }
 }
 
+/* Ranks die, leave, are removed, return and are replaced while the others go on. */
+static void test_membership_changes(void **state)
+{
+    static const unsigned faults[] = {
+        SIM_JOIN, SIM_LEAVE, SIM_KILL | SIM_JOIN | SIM_LEAVE,
+        SIM_KILL | SIM_STOP | SIM_CUT | SIM_DELAY | SIM_REORDER | SIM_JOIN | SIM_LEAVE};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        for (int manual = 0; manual < 2; manual++) {
+            struct sim_options options;
+            sim_defaults(&options);
+            options.capacity = 7;
+            options.ops = 12;
+            options.num_faults = 8;
+            options.manual = manual != 0;
+            options.faults = faults[i];
+            run(&options, 100);
+        }
+    }
+}
+
 static void test_lost_ranks_stay_active(void **state)
 {
     struct sim_options options;
@@ -82,6 +102,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_each_fault_alone),
         cmocka_unit_test(test_all_faults_together),
+        cmocka_unit_test(test_membership_changes),
         cmocka_unit_test(test_lost_ranks_stay_active),
         cmocka_unit_test(test_several_deaths_cost_few_ballots),
         cmocka_unit_test(test_one_seed_one_run),

@@ -24,6 +24,7 @@ uint64_t sim_view_hash(const struct ctl_view *view)
             continue;
         hash = mix(mix(mix(hash, i), slot->rank_epoch), slot->first);
         hash = mix(mix(mix(hash, slot->last), slot->reported), slot->reported_before);
+        hash = mix(hash, slot->before_from);
         hash =
             mix(hash, (uint64_t)(slot->absent | slot->active << 1 | slot->closed << 2));
     }
@@ -76,9 +77,9 @@ bool sim_counts(const struct sim_world *w, const struct sim_process *p)
     const struct ctl_coordinator *c = w->coordinator;
     if (!c)
         return true;
-    uint32_t rank = ctl_rank_epoch_rank(p->plane.rank_epoch);
+    uint32_t rank = p->job_rank;
     if (rank >= c->num_ranks || !c->ranks[rank] ||
-        c->ranks[rank]->rank_epoch != p->plane.rank_epoch)
+        c->ranks[rank]->rank_epoch != p->rank_epoch)
         return w->options.faults & SIM_RESTART ? true : false;
     enum coord_rank_state state = c->ranks[rank]->state;
     return state == RANK_LIVE || state == RANK_GRACE;
@@ -104,6 +105,48 @@ void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index)
     w->agreed_by[index] = p->index;
 }
 
+static const struct coord_group *the_group(const struct sim_world *w)
+{
+    if (!w->coordinator || base_list_empty(&w->coordinator->group_list))
+        return NULL;
+    const struct coord_group *group =
+        base_container_of(w->coordinator->group_list.next, struct coord_group, node);
+    return group->state == GROUP_RUNNING ? group : NULL;
+}
+
+bool sim_death_is_agreed(const struct sim_world *w, uint32_t slot)
+{
+    const struct coord_group *group = the_group(w);
+    if (!group)
+        return true;
+    const struct ctl_slot *seen = &group->view->slots[slot];
+    return seen->rank_epoch != w->dead_epoch[slot] || seen->absent ||
+           seen->last != CTL_X_FOREVER;
+}
+
+/* Whether a new process may be started for the slot. */
+bool sim_slot_is_open(const struct sim_world *w, uint32_t slot)
+{
+    const struct coord_group *group = the_group(w);
+    return group && !group->slots[slot].joiner;
+}
+
+/* A proposal returns when the proposer's own view shows it. */
+void sim_check_proposal(struct sim_world *w, struct sim_process *p,
+                        const struct ctl_action *action)
+{
+    uint32_t kind = action->proposal & 0xff;
+    uint32_t slot = (uint32_t)(action->proposal >> 8) & 0xffff;
+    if (action->status != HDL_OK || !p->plane.running)
+        return;
+    const struct ctl_slot *seen = &p->plane.view->slots[slot];
+    if (p->plane.view->epoch < action->epoch)
+        sim_fail(w, "rank %u: a proposal returned before its view", p->plane.slot);
+    if (kind == CTL_PROPOSE_ACTIVATE && !seen->active)
+        sim_fail(w, "rank %u: rank %u was admitted but is not active", p->plane.slot,
+                 slot);
+}
+
 /* Uniform statuses: the same failed set of an operation on all. */
 void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op)
 {
@@ -122,7 +165,12 @@ void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op)
 static void check_process(struct sim_world *w, const struct sim_process *p)
 {
     const struct sim_plane *plane = &p->plane;
-    if (!plane->running && !p->joiner) {
+    if (!plane->running && p->joiner && the_group(w)) {
+        sim_fail(w, "invariant 8: process %u never joined as rank %u (%u tries)",
+                 p->index, p->job_rank, p->joins_tried);
+        return;
+    }
+    if (!plane->running && !p->joiner && w->result->deaths == 0) {
         sim_fail(w, "invariant 8: process %u of rank %u never got into the group",
                  p->index, p->job_rank);
         return;

@@ -64,6 +64,128 @@ static void cut(struct sim_world *w, struct sim_process *p)
              &(struct sim_event){.kind = EV_COORD_CLOSED, .conn = conn->id});
 }
 
+/* ---------------------------------------------------------------- joining and leaving */
+
+void sim_propose(struct sim_world *w, struct sim_process *p, enum ctl_proposal_kind kind,
+                 uint32_t slot)
+{
+    if (p->plane.over || (!p->plane.running && kind != CTL_PROPOSE_JOIN) || p->left_sent)
+        return;
+    struct ctl_proposal proposal = {.id = ++w->num_proposals << 32 | (uint64_t)slot << 8 |
+                                          (uint64_t)kind,
+                                    .kind = kind,
+                                    .num_slots = 1,
+                                    .slots = &slot,
+                                    .timeout_ns = SECOND / 2};
+    sim_trace(w, "rank %u proposes %d of slot %u", p->plane.slot, (int)kind, slot);
+    p->proposals++;
+    sim_agent(w, p,
+              &(struct ctl_agent_event){
+                  .kind = CTL_AGENT_PROPOSE, .key = 1, .proposal = &proposal});
+}
+
+static bool is_member(const struct sim_process *p)
+{
+    return p->alive && p->plane.running && !p->plane.over && !p->left_sent &&
+           p->plane.view->slots[p->plane.slot].last == CTL_X_FOREVER;
+}
+
+void sim_join(struct sim_world *w, struct sim_process *p)
+{
+    if (p->plane.over || p->left_sent || is_member(p))
+        return;
+    p->joins_tried++;
+    p->joining = true;
+    sim_propose(w, p, CTL_PROPOSE_JOIN, p->plane.slot);
+    uint32_t asked = 0;
+    uint64_t from = base_splitmix_below(&w->random, w->num_processes);
+    for (uint32_t i = 0; i < w->num_processes && asked < 2; i++) {
+        struct sim_process *q = w->processes[(from + i) % w->num_processes];
+        if (!is_member(q) || q == p)
+            continue;
+        asked++;
+        sim_push(w, w->now + sim_delay(w),
+                 &(struct sim_event){
+                     .kind = EV_ADMIT, .process = q->index, .x = p->plane.slot});
+    }
+}
+
+void sim_proposed(struct sim_world *w, struct sim_process *p,
+                  const struct ctl_action *action)
+{
+    uint32_t kind = action->proposal & 0xff;
+    sim_trace(w, "rank %u: proposal %u: %d %s", p->plane.slot, kind, action->status,
+              action->text);
+    if (p->proposals > 0)
+        p->proposals--;
+    sim_check_proposal(w, p, action);
+    if (kind == CTL_PROPOSE_DEACTIVATE && action->status == HDL_OK)
+        w->result->removals++;
+    if (kind != CTL_PROPOSE_JOIN)
+        return;
+    p->joining = action->status != HDL_OK && p->joins_tried < 40 && !p->plane.over;
+    if (action->status == HDL_OK)
+        w->result->joins++;
+    else if (p->joining)
+        sim_push(w, w->now + SECOND / 10,
+                 &(struct sim_event){.kind = EV_JOIN, .process = p->index});
+}
+
+/* Leaves for good once what it has issued is done. */
+void sim_leave(struct sim_world *w, struct sim_process *p)
+{
+    const struct sim_plane *plane = &p->plane;
+    if (p->left_sent || plane->over)
+        return;
+    p->leaving = true;
+    if (!plane->running || plane->done < plane->issued)
+        return;
+    p->leaving = false;
+    p->left_sent = true;
+    sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_LEAVE, .key = 1});
+}
+
+static void leave_somehow(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_process *other = pick_process(w);
+    uint64_t way = base_splitmix_below(&w->random, 4);
+    if (!is_member(p) || num_alive(w) <= 2)
+        return;
+    if (way <= 1 && other) {
+        sim_propose(w, p, CTL_PROPOSE_DEACTIVATE, other->plane.slot);
+    } else if (way == 2) {
+        sim_trace(w, "rank %u leaves", p->plane.slot);
+        sim_leave(w, p);
+    } else {
+        sim_trace(w, "rank %u aborts", p->plane.slot);
+        p->plane.over = true;
+        p->left_sent = true;
+        sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_ABORT, .key = 1});
+    }
+}
+
+/* A removed process asks to come back, or a new one is started for a vacant slot. */
+static void join_somehow(struct sim_world *w)
+{
+    uint32_t from = (uint32_t)base_splitmix_below(&w->random, w->capacity);
+    for (uint32_t i = 0; i < w->capacity; i++) {
+        uint32_t slot = (from + i) % w->capacity;
+        struct sim_process *p =
+            w->by_rank[slot] != UINT32_MAX ? w->processes[w->by_rank[slot]] : NULL;
+        bool gone = !p || !p->alive;
+        if (p && p->alive && p->plane.running && !p->plane.over && !is_member(p) &&
+            !p->left_sent && !p->joining) {
+            sim_join(w, p);
+            return;
+        }
+        if (gone && sim_slot_is_open(w, slot)) {
+            sim_trace(w, "a new process for slot %u", slot);
+            (void)sim_spawn(w, slot, true);
+            return;
+        }
+    }
+}
+
 void sim_fault(struct sim_world *w)
 {
     if (w->faults_left > 0)
@@ -92,6 +214,12 @@ void sim_fault(struct sim_world *w)
         break;
     case SIM_CUT:
         cut(w, p);
+        break;
+    case SIM_JOIN:
+        join_somehow(w);
+        break;
+    case SIM_LEAVE:
+        leave_somehow(w, p);
         break;
     default:
         break;

@@ -162,9 +162,22 @@ static void take_view(struct sim_world *w, struct sim_process *p, struct ctl_vie
         uint64_t rank_epoch = mine->slots[s].rank_epoch;
         if (rank_epoch == 0)
             plane->peers[s] = NULL;
-        else if (!plane->peers[s] || plane->peers[s]->rank_epoch != rank_epoch)
+        else if (!plane->peers[s] || plane->peers[s]->plane.rank_epoch != rank_epoch)
             plane->peers[s] = sim_by_epoch(w, rank_epoch);
     }
+}
+
+/* The own interval begins: the next call is the operation of its boundary. */
+static void begin(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    uint64_t op = ctl_x_op(plane->view->slots[plane->slot].first);
+    uint64_t start = op > w->options.ops ? w->num_chunks : w->first_index[op];
+    plane->next = op;
+    plane->issued = plane->published = plane->ready = plane->done = start;
+    p->user_waits = false;
+    sim_push(w, w->now + sim_delay(w),
+             &(struct sim_event){.kind = EV_USER, .process = p->index});
 }
 
 void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
@@ -176,13 +189,7 @@ void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view
     take_view(w, p, view);
     plane->running = true;
     sim_plan_faults(w);
-    plane->rank_epoch = p->rank_epoch;
-    uint64_t op = ctl_x_op(view->slots[plane->slot].first);
-    plane->next = op;
-    uint64_t start = op > w->options.ops ? w->num_chunks : w->first_index[op];
-    plane->issued = plane->published = plane->ready = plane->done = start;
-    sim_push(w, w->now + sim_delay(w),
-             &(struct sim_event){.kind = EV_USER, .process = p->index});
+    begin(w, p);
 }
 
 /* ------------------------------------------------------------------------ participants
@@ -451,6 +458,9 @@ static bool try_finish(struct sim_world *w, struct sim_process *p)
     uint64_t op = sim_op_of(w, index);
     if (plane->done == w->first_index[op + 1]) {
         finish_op(w, p, op);
+        if (p->leaving)
+            sim_push(w, w->now,
+                     &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
         if (p->user_waits)
             sim_push(w, w->now,
                      &(struct sim_event){.kind = EV_USER, .process = p->index});
@@ -477,7 +487,7 @@ void sim_plane_issue(struct sim_world *w, struct sim_process *p)
 {
     struct sim_plane *plane = &p->plane;
     if (!plane->running || plane->over || plane->next > w->options.ops || p->leaving ||
-        plane->issued >= own_end(w, p))
+        p->left_sent || plane->issued >= own_end(w, p))
         return;
     uint64_t done_op = plane->done > 0 ? sim_op_of(w, plane->done - 1) : 0;
     p->user_waits = plane->next > done_op + 3;
@@ -550,6 +560,7 @@ void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
     plane->frozen = true;
     plane->ballot = prepare->ballot;
     plane->answered = plane->ready;
+    plane->answered_next = plane->next;
     struct ctl_answer answer = {.ballot = prepare->ballot,
                                 .ready = position(w, plane->ready),
                                 .done = position(w, plane->done),
@@ -574,11 +585,38 @@ void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
     free(published);
 }
 
+/* A joiner's first operation is one that nobody had issued when it was admitted. */
+static void check_boundaries(struct sim_world *w, struct sim_process *p,
+                             const struct ctl_view *view)
+{
+    const struct sim_plane *plane = &p->plane;
+    for (uint32_t s = 0; plane->frozen && s < w->capacity; s++) {
+        const struct ctl_slot *slot = &view->slots[s];
+        if (slot->rank_epoch == 0 || slot->first == plane->view->slots[s].first)
+            continue;
+        if (ctl_x_op(slot->first) < plane->answered_next &&
+            plane->view->slots[plane->slot].last == CTL_X_FOREVER)
+            sim_fail(
+                w, "rank %u joins at operation %llu, which rank %u had issued without it",
+                s, (unsigned long long)ctl_x_op(slot->first), plane->slot);
+    }
+    const struct ctl_slot *mine = &view->slots[plane->slot];
+    bool was_open = plane->view->slots[plane->slot].last == CTL_X_FOREVER;
+    if (plane->frozen && was_open && mine->last != CTL_X_FOREVER && !mine->absent &&
+        ctl_x_op(mine->last) + 1 < plane->answered_next)
+        sim_fail(w, "rank %u is removed before an operation that it has issued",
+                 plane->slot);
+}
+
 static void restart_chunks(struct sim_world *w, struct sim_process *p, uint64_t from)
 {
     struct sim_plane *plane = &p->plane;
     uint64_t keep =
         from == CTL_X_FOREVER || from == 0 ? w->num_chunks : sim_count_upto(w, from - 1);
+    uint64_t first = ctl_x_op(plane->view->slots[plane->slot].first);
+    uint64_t start = first > w->options.ops ? w->num_chunks : w->first_index[first];
+    if (keep < start)
+        keep = start; /* it never took part in what is before */
     if (plane->done > keep && sim_counts(w, p))
         sim_fail(w, "invariant 3: rank %u has returned chunk %llu, which starts again",
                  plane->slot, (unsigned long long)keep);
@@ -603,7 +641,11 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
         return;
     }
     sim_check_view(w, p, view);
+    check_boundaries(w, p, view);
+    bool again = view->slots[plane->slot].first > plane->view->slots[plane->slot].first;
     take_view(w, p, view);
+    if (again)
+        begin(w, p);
     plane->frozen = false;
     plane->reading = false;
     memset(plane->fenced, 0, w->capacity * sizeof(uint64_t));

@@ -49,12 +49,12 @@ struct sim_process *sim_by_epoch(struct sim_world *w, uint64_t rank_epoch)
     uint32_t rank = ctl_rank_epoch_rank(rank_epoch);
     if (rank < w->capacity && w->by_rank[rank] != UINT32_MAX) {
         struct sim_process *p = w->processes[w->by_rank[rank]];
-        if (p->rank_epoch == rank_epoch)
+        if (p->plane.rank_epoch == rank_epoch)
             return p;
     }
     for (uint32_t i = w->num_processes; i > 0; i--) {
         struct sim_process *p = w->processes[i - 1];
-        if (p->rank_epoch == rank_epoch || p->plane.rank_epoch == rank_epoch)
+        if (p->plane.rank_epoch == rank_epoch)
             return p;
     }
     return NULL;
@@ -186,8 +186,12 @@ static void watch(struct sim_world *w, struct sim_process *p, uint64_t rank_epoc
         p->cap_watched = capacity;
     }
     p->watched[p->num_watched++] = rank_epoch;
-    const struct sim_process *other = sim_by_epoch(w, rank_epoch);
-    if (other && !other->alive)
+    const struct sim_process *other = NULL;
+    for (uint32_t i = 0; i < w->num_processes && !other; i++) {
+        if (w->processes[i]->rank_epoch == rank_epoch)
+            other = w->processes[i];
+    }
+    if (other && !other->alive && !other->left)
         sim_push(
             w, w->now + sim_delay(w),
             &(struct sim_event){.kind = EV_EXITED, .process = p->index, .x = rank_epoch});
@@ -206,6 +210,8 @@ static void group_over(struct sim_world *w, struct sim_process *p,
 {
     p->plane.over = true;
     p->plane.why = action->status;
+    if (action->status == HDL_EFENCED)
+        w->result->deaths++;
     sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
               action->status, action->text);
     bool expected = action->status == HDL_EFENCED || action->status == HDL_ECOORD ||
@@ -213,15 +219,6 @@ static void group_over(struct sim_world *w, struct sim_process *p,
                     (action->status == HDL_ETIMEDOUT && w->result->deaths > 0);
     if (!expected)
         sim_fail(w, "process %u: status %d: %s", p->index, action->status, action->text);
-}
-
-static void proposed(struct sim_world *w, struct sim_process *p,
-                     const struct ctl_action *action)
-{
-    sim_trace(w, "rank %u: proposal %llu: %d %s", p->plane.slot,
-              (unsigned long long)action->proposal, action->status, action->text);
-    if (p->proposals > 0)
-        p->proposals--;
 }
 
 static void agent_group_do(struct sim_world *w, struct sim_process *p,
@@ -249,12 +246,20 @@ static void agent_group_do(struct sim_world *w, struct sim_process *p,
         group_over(w, p, action);
         break;
     case CTL_DO_PROPOSED:
-        proposed(w, p, action);
+        sim_proposed(w, p, action);
+        break;
+    case CTL_DO_REGISTERED:
+        p->plane.rank_epoch = action->rank_epoch;
+        if (p->joiner)
+            sim_push(w, w->now + sim_delay(w),
+                     &(struct sim_event){.kind = EV_JOIN, .process = p->index});
         break;
     case CTL_DO_LEFT:
         p->left = true;
         p->plane.over = true;
         sim_trace(w, "process %u (rank %u) has left", p->index, p->job_rank);
+        sim_push(w, w->now + sim_delay(w),
+                 &(struct sim_event){.kind = EV_GOODBYE, .process = p->index});
         break;
     default:
         break;
@@ -280,7 +285,14 @@ static void agent_do(struct sim_world *w, struct sim_process *p,
         p->rank_epoch = action->rank_epoch;
         break;
     case CTL_DO_REFUSED:
-        sim_fail(w, "process %u was refused: %s", p->index, action->text);
+        sim_trace(w, "process %u was refused: %s", p->index, action->text);
+        if (!strstr(action->text, "newer process"))
+            sim_fail(w, "process %u was refused: %s", p->index, action->text);
+        break;
+    case CTL_DO_GOODBYE:
+        sim_trace(w, "process %u ends", p->index);
+        agent_closes(w, p);
+        p->alive = false;
         break;
     case CTL_DO_WATCH:
         watch(w, p, action->rank_epoch);
@@ -393,8 +405,10 @@ void sim_kill(struct sim_world *w, struct sim_process *p)
               (unsigned long long)p->plane.published);
     p->alive = false;
     w->result->deaths++;
-    if (p->plane.running && !p->plane.over)
+    if (p->plane.running && !p->plane.over) {
         w->death_time[p->plane.slot] = w->now;
+        w->dead_epoch[p->plane.slot] = p->plane.rank_epoch;
+    }
     agent_closes(w, p);
     for (uint32_t i = 0; i < w->num_processes; i++) {
         struct sim_process *other = w->processes[i];
@@ -450,6 +464,21 @@ static void process_event(struct sim_world *w, struct sim_process *p,
             w, p,
             &(struct ctl_agent_event){
                 .kind = CTL_AGENT_ATTACHED, .key = 1, .epoch = event->x, .text = ""});
+        break;
+    case EV_JOIN:
+        sim_join(w, p);
+        break;
+    case EV_ADMIT:
+        sim_propose(w, p, CTL_PROPOSE_ACTIVATE, (uint32_t)event->x);
+        break;
+    case EV_REMOVE:
+        sim_propose(w, p, CTL_PROPOSE_DEACTIVATE, (uint32_t)event->x);
+        break;
+    case EV_LEAVE:
+        sim_leave(w, p);
+        break;
+    case EV_GOODBYE:
+        sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_GOODBYE});
         break;
     case EV_PLANE:
         sim_plane_step(w, p);
@@ -552,9 +581,10 @@ static bool prepare(struct sim_world *w)
     w->by_rank = calloc(w->capacity, sizeof(uint32_t));
     w->death_time = calloc(w->capacity, sizeof(int64_t));
     w->least = calloc(w->capacity, sizeof(uint64_t));
+    w->dead_epoch = calloc(w->capacity, sizeof(uint64_t));
     w->agreed_failed = calloc(options->ops + 2, sizeof(uint64_t));
     w->agreed_failed_by = calloc(options->ops + 2, sizeof(uint32_t));
-    if (!w->first_index || !w->by_rank || !w->death_time || !w->least ||
+    if (!w->first_index || !w->by_rank || !w->death_time || !w->least || !w->dead_epoch ||
         !w->agreed_failed || !w->agreed_failed_by)
         return false;
     memset(w->by_rank, 0xff, w->capacity * sizeof(uint32_t));
@@ -599,6 +629,7 @@ static void dismantle(struct sim_world *w)
     free(w->by_rank);
     free(w->death_time);
     free(w->least);
+    free(w->dead_epoch);
     free(w->agreed);
     free(w->agreed_by);
     free(w->agreed_failed);
@@ -615,12 +646,12 @@ static bool is_settled(const struct sim_world *w)
         if (!p->alive || p->plane.over || p->left)
             continue;
         if (p->stopped || !p->plane.running || p->plane.frozen ||
-            !sim_plane_finished(w, p) || p->proposals > 0)
+            !sim_plane_finished(w, p) || p->proposals > 0 || p->joining || p->leaving)
             return false;
     }
     for (uint32_t s = 0; s < w->capacity; s++) {
-        if (w->death_time[s] != 0)
-            return false; /* not agreed yet */
+        if (w->death_time[s] != 0 && !sim_death_is_agreed(w, s))
+            return false;
     }
     return true;
 }

@@ -21,7 +21,13 @@ enum sim_event_kind {
     EV_DISCONNECTED, /* conn */
     EV_MESSAGE,      /* conn, bytes */
     EV_TICK,
-    EV_EXITED,   /* x = rank epoch */
+    EV_EXITED,  /* x = rank epoch */
+    EV_JOIN,    /* it asks to join */
+    EV_ADMIT,   /* it proposes to admit slot x */
+    EV_REMOVE,  /* it proposes to remove slot x */
+    EV_GOODBYE, /* it leaves the job and ends */
+    EV_LEAVE,   /* it leaves, as soon as its issued operations are done */
+
     EV_ATTACHED, /* x = epoch */
     EV_PLANE,    /* the data thread makes a step */
     EV_USER,     /* the caller issues an operation */
@@ -86,8 +92,9 @@ struct sim_plane {
     uint64_t done; /* returned to the user */
     bool frozen;
     uint64_t ballot;
-    uint64_t answered; /* `ready` in the answer */
-    bool reading;      /* flags of chunk `ready` were read, `ready` not yet raised */
+    uint64_t answered;      /* `ready` in the answer */
+    uint64_t answered_next; /* operations issued then, whatever the answer said */
+    bool reading;           /* flags of chunk `ready` were read, `ready` not yet raised */
     uint64_t reading_epoch;
     uint64_t watch;   /* x; 0 = none */
     uint64_t *fenced; /* [capacity] published as read at the fence, +1; 0 = not fenced */
@@ -110,9 +117,12 @@ struct sim_process {
     uint64_t conn; /* 0 = none */
     int64_t tick_at;
     uint64_t rank_epoch;
-    bool joiner, join_proposed, told_members;
-    uint64_t proposals;
-    bool leaving;
+    bool joiner;
+    bool joining; /* JOIN is asked for and not answered */
+    uint32_t joins_tried;
+    uint64_t proposals; /* not answered */
+    bool leaving;       /* issues nothing more */
+    bool left_sent;
     bool plane_scheduled;
     bool user_waits;   /* too many operations are open to issue another */
     int64_t slowness;  /* of its data thread: 1 = quick */
@@ -154,6 +164,8 @@ struct sim_world {
     uint32_t *agreed_failed_by; /* [ops + 1] */
     uint64_t *least;            /* [capacity] of a planted defect */
     int64_t *death_time;        /* [capacity] of the newest death, 0 = committed */
+    uint64_t *dead_epoch;       /* [capacity] its rank epoch */
+    uint64_t num_proposals;
     uint32_t faults_left;
     bool faults_planned;
     int64_t data_scale; /* delay of data messages in eighths of a link's */
@@ -208,10 +220,19 @@ void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index)
 void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op);
 void sim_check_end(struct sim_world *w);
 uint64_t sim_view_hash(const struct ctl_view *view);
+/* Whether the newest death of the slot is in the coordinator's view, or needs not be. */
+bool sim_death_is_agreed(const struct sim_world *w, uint32_t slot);
+bool sim_slot_is_open(const struct sim_world *w, uint32_t slot);
+void sim_check_proposal(struct sim_world *w, struct sim_process *p,
+                        const struct ctl_action *action);
 
 /* fault.c */
 void sim_fault(struct sim_world *w);
 void sim_propose(struct sim_world *w, struct sim_process *p, enum ctl_proposal_kind kind,
                  uint32_t slot);
+void sim_join(struct sim_world *w, struct sim_process *p);
+void sim_proposed(struct sim_world *w, struct sim_process *p,
+                  const struct ctl_action *action);
+void sim_leave(struct sim_world *w, struct sim_process *p);
 
 #endif

@@ -307,7 +307,7 @@ static void test_an_occupied_rank(void **state)
     job.agents[2] = holder;
     uint64_t newcomer_conn = job.conns[2];
     struct ctl_bytes *beat =
-        ctl_msg_encode(&job.env, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});
+        ctl_msg_encode(&job.env, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .id = 1});
     job.agents[2] = newcomer;
     job.conns[2] = newcomer_conn;
     coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,

@@ -11,14 +11,8 @@
 
 static struct base_env env;
 
-/* A message with something in every field, whatever the type uses. */
-static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
+static void fill_change(struct ctl_change *change)
 {
-    static uint32_t numbers[3] = {0, 2, 7};
-    static uint64_t published[2] = {5, 6};
-    static struct ctl_open_op open[2] = {{3, 4, true}, {4, 0, false}};
-    static struct ctl_param params[2] = {{"capacity", "4"}, {"chunk_bytes", ""}};
-    static struct ctl_group_state states[2] = {{1, 2, 3}, {4, 5, 0}};
     static struct ctl_attempt attempts[2] = {{1, 2}, {3, 4}};
     static struct ctl_slot_change slots[2];
     slots[0] = (struct ctl_slot_change){
@@ -29,6 +23,24 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
         .endpoint_size = 5};
     slots[1] = (struct ctl_slot_change){
         .index = 3, .slot = {.rank_epoch = 8, .absent = true, .closed = true}};
+    *change = (struct ctl_change){.base = 1,
+                                  .settled = 2,
+                                  .link_from = 1,
+                                  .capacity = 8,
+                                  .num_attempts = 2,
+                                  .attempts = attempts,
+                                  .num_slots = 2,
+                                  .slots = slots};
+}
+
+/* A message with something in every field, whatever the type uses. */
+static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
+{
+    static uint32_t numbers[3] = {0, 2, 7};
+    static uint64_t published[2] = {5, 6};
+    static struct ctl_open_op open[2] = {{3, 4, true}, {4, 0, false}};
+    static struct ctl_param params[2] = {{"capacity", "4"}, {"chunk_bytes", ""}};
+    static struct ctl_group_state states[2] = {{1, 2, 3}, {4, 5, 0}};
     *msg = (struct ctl_msg){
         .type = type,
         .group = 11,
@@ -68,25 +80,19 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
                          .num_params = 2,
                          .endpoint = "blob",
                          .endpoint_size = 4},
-        .answer = {.ballot = 1,
-                   .ready = 2,
-                   .done = 3,
-                   .next = 4,
-                   .num_dead = 2,
-                   .published = published,
-                   .num_open = 2,
-                   .open = open,
-                   .messaged = true},
-        .change = {.base = 1,
-                   .settled = 2,
-                   .link_from = 1,
-                   .capacity = 8,
-                   .num_attempts = 2,
-                   .attempts = attempts,
-                   .num_slots = 2,
-                   .slots = slots},
-        .settings = {.dead_after_ns = 5, .grace_ns = 6, .num_ranks = 7},
     };
+    msg->answer = (struct ctl_answer){.ballot = 1,
+                                      .ready = 2,
+                                      .done = 3,
+                                      .next = 4,
+                                      .num_dead = 2,
+                                      .published = published,
+                                      .num_open = 2,
+                                      .open = open,
+                                      .messaged = true};
+    fill_change(&msg->change);
+    msg->settings =
+        (struct ctl_settings){.dead_after_ns = 5, .grace_ns = 6, .num_ranks = 7};
 }
 
 static struct ctl_bytes *sample(enum ctl_msg_type type)

@@ -87,7 +87,9 @@ static void test_reports_of_the_former_holder(void **state)
 {
     struct ctl_slot slot = {
         .rank_epoch = 1, .first = ctl_x(7, 0), .reported = 9, .reported_before = 4};
+    slot.before_from = 3;
     assert_true(ctl_slot_reports(&slot, 4));
+    assert_false(ctl_slot_reports(&slot, 2));
     assert_false(ctl_slot_reports(&slot, 5));
     assert_true(ctl_slot_reports(&slot, 7));
     assert_false(ctl_slot_reports(&slot, 10));
