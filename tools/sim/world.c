@@ -425,6 +425,33 @@ void sim_kill(struct sim_world *w, struct sim_process *p)
 
 /* ---------------------------------------------------------------------------- events */
 
+static void user_event(struct sim_world *w, struct sim_process *p,
+                       const struct sim_event *event)
+{
+    switch (event->kind) {
+    case EV_JOIN:
+        sim_join(w, p);
+        break;
+    case EV_ADMIT:
+        sim_propose(w, p, CTL_PROPOSE_ACTIVATE, (uint32_t)event->x);
+        break;
+    case EV_REMOVE:
+        sim_propose(w, p, CTL_PROPOSE_DEACTIVATE, (uint32_t)event->x);
+        break;
+    case EV_LEAVE:
+        sim_leave(w, p);
+        break;
+    case EV_GOODBYE:
+        sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_GOODBYE});
+        break;
+    case EV_USER:
+        sim_plane_issue(w, p);
+        break;
+    default:
+        break;
+    }
+}
+
 static void process_event(struct sim_world *w, struct sim_process *p,
                           const struct sim_event *event)
 {
@@ -465,31 +492,14 @@ static void process_event(struct sim_world *w, struct sim_process *p,
             &(struct ctl_agent_event){
                 .kind = CTL_AGENT_ATTACHED, .key = 1, .epoch = event->x, .text = ""});
         break;
-    case EV_JOIN:
-        sim_join(w, p);
-        break;
-    case EV_ADMIT:
-        sim_propose(w, p, CTL_PROPOSE_ACTIVATE, (uint32_t)event->x);
-        break;
-    case EV_REMOVE:
-        sim_propose(w, p, CTL_PROPOSE_DEACTIVATE, (uint32_t)event->x);
-        break;
-    case EV_LEAVE:
-        sim_leave(w, p);
-        break;
-    case EV_GOODBYE:
-        sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_GOODBYE});
-        break;
     case EV_PLANE:
         sim_plane_step(w, p);
-        break;
-    case EV_USER:
-        sim_plane_issue(w, p);
         break;
     case EV_PUT:
         sim_plane_put(w, p, &event->put);
         break;
     default:
+        user_event(w, p, event);
         break;
     }
 }
