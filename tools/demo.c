@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * `heddle demo`: N ranks count the words of a text file and check every step.
+ * `heddle demo --words`: N ranks count the words of a text file and check every step.
  *
  *     rank 0      text --broadcast--> length, cuts     --scatter--> a piece for each rank
  *     each rank   counts its piece
@@ -29,10 +29,6 @@ enum {
     DEMO_TOP = 10,
     DEMO_RANKS_MAX = LAUNCH_RANKS_MAX
 };
-
-#ifndef HEDDLE_DEMO_TEXT
-#define HEDDLE_DEMO_TEXT "README.md"
-#endif
 
 struct step {
     const char *name;
@@ -498,38 +494,9 @@ static int run_rank(struct demo *demo)
 }
 
 /* Where the README is when the command is not started in its folder. */
-static const char *default_path(void)
-{
-    FILE *file = fopen("README.md", "re");
-    if (!file)
-        return HEDDLE_DEMO_TEXT;
-    fclose(file);
-    return "README.md";
-}
-
-int command_demo(int argc, char **argv)
+int command_demo_words(const char *path)
 {
     static struct demo demo;
-    struct launch launch = {.ranks = 4, .grace_us = 5000000, .timeout_us = 300000000};
-    const struct tool_option options[] = {
-        {'n', "ranks", TOOL_INT, &launch.ranks, 1, "N", "ranks to start (default 4)"},
-        {0, "hosts", TOOL_INT, &launch.hosts, 1, "H",
-         "spread them over H network namespaces that act as hosts"},
-    };
-    const struct tool_usage usage = {
-        "heddle demo [options] [FILE]",
-        "Counts the words of a text file (default: the README) on N ranks, and checks "
-        "it.",
-        options,
-        sizeof(options) / sizeof(options[0]),
-        NULL,
-    };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
-    if (first + 1 < argc)
-        return tool_usage_error("demo takes one file, got also '%s'", argv[first + 1]);
-    demo.path = first < argc ? argv[first] : default_path();
-    return launch_is_rank() ? run_rank(&demo) : launch_self(argc, argv, launch);
+    demo.path = path;
+    return run_rank(&demo);
 }

@@ -139,6 +139,8 @@ def test_demo():
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo", done)
     done = heddle("demo", "-n", 3, __file__)
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of a file", done)
+    done = heddle("demo", "--words")
+    check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of words", done)
     check(heddle("demo", "/nonsense").returncode == 1, "demo of a file that is not there")
 
 

@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `heddle demo`: the main job on real input. N ranks run a mixture-of-experts layer over
+ * the words of a text, with the experts spread over them.
+ *
+ *     each rank   words -> vectors -> top-k gate
+ *     all         --dispatch--> each expert has the rows that chose it
+ *     each rank   runs its experts
+ *     all         --combine--> weighted sums, back where the tokens are
+ *                 --all_reduce--> tokens of each expert, bytes, times
+ *
+ * Every output is compared, in all bits, with the same layer in one process.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "heddle.h"
+#include "tools/commands.h"
+#include "tools/demo_layer.h"
+#include "tools/launch.h"
+#include "tools/options.h"
+#include "tools/words.h"
+
+enum {
+    TOP_K = 3,
+    HIDDEN = 128,
+    INNER = 64,
+    EXPERTS_PER_RANK = 4,
+    TOKENS = 64, /* of a rank in a step, at most */
+    STEPS = 6,
+    TEXT_MOST = 1 << 20,
+    ROW = HIDDEN * 2
+};
+
+#ifndef HEDDLE_DEMO_TEXT
+#define HEDDLE_DEMO_TEXT "README.md"
+#endif
+
+struct demo_moe {
+    const char *path;
+    struct hdl_context *context;
+    struct hdl_group *group;
+    struct hdl_moe *moe;
+    int rank, ranks, experts;
+    struct layer layer;
+    char *text;
+    char **word; /* of the whole text */
+    size_t num_words;
+    /* a step's */
+    int tokens;
+    uint16_t rows[TOKENS * HIDDEN], results[TOKENS * HIDDEN];
+    int32_t ids[TOKENS * TOP_K];
+    float weights[TOKENS * TOP_K];
+    uint16_t *received, *outputs;
+    int32_t counts[EXPERTS_PER_RANK];
+    int64_t *per_expert, *total; /* [experts] of the step, of all steps */
+    int64_t wrong;
+};
+
+/* Sums and maxima over the ranks, for the line of a step. */
+enum { SENT, LEAST, WRONG, ALL_TOKENS, NUM_SUMS };
+enum { DISPATCH_NS, EXPERTS_NS, COMBINE_NS, NUM_TIMES };
+
+static int broken(const struct demo_moe *d, const char *what, enum hdl_status status)
+{
+    return tool_failed("rank %d: %s: %s: %s", d->rank, what, hdl_status_name(status),
+                       hdl_error_detail());
+}
+
+/* -------------------------------------------------------------------------------- text
+ */
+
+static bool is_word(unsigned char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           c == '\'' || c > 127;
+}
+
+/* Ends each word of the text with 0 and notes where it begins. */
+static bool split(struct demo_moe *d, size_t length)
+{
+    d->word = malloc((length / 2 + 2) * sizeof(char *));
+    for (size_t i = 0; d->word && i < length;) {
+        while (i < length && !is_word((unsigned char)d->text[i]))
+            i++;
+        if (i == length)
+            break;
+        d->word[d->num_words++] = d->text + i;
+        while (i < length && is_word((unsigned char)d->text[i])) {
+            char c = d->text[i];
+            d->text[i++] = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
+        }
+        d->text[i++] = 0;
+    }
+    return d->word != NULL;
+}
+
+static int read_words(struct demo_moe *d)
+{
+    FILE *file = fopen(d->path, "re");
+    if (!file)
+        return tool_failed("cannot read '%s': %s", d->path, strerror(errno));
+    d->text = malloc(TEXT_MOST + 1);
+    size_t length = d->text ? fread(d->text, 1, TEXT_MOST, file) : 0;
+    bool failed = ferror(file);
+    int error = errno;
+    fclose(file);
+    if (failed)
+        return tool_failed("cannot read '%s': %s", d->path, strerror(error));
+    if (!d->text || !split(d, length))
+        return tool_failed("out of memory");
+    if (d->num_words == 0)
+        return tool_failed("'%s' has no words", d->path);
+    return TOOL_OK;
+}
+
+/* The words of this rank in a step; each step another rank has none. */
+static int tokens_of(const struct demo_moe *d, int step)
+{
+    if (d->ranks > 1 && step % d->ranks == d->rank)
+        return 0;
+    return TOKENS - 8 * ((d->rank + step) % 3);
+}
+
+static void make_tokens(struct demo_moe *d, int step)
+{
+    size_t first = (size_t)((step * d->ranks + d->rank) * TOKENS);
+    d->tokens = tokens_of(d, step);
+    for (int t = 0; t < d->tokens; t++) {
+        size_t at = (first + (size_t)t) % d->num_words;
+        layer_embed(&d->layer, d->word[at], at > 0 ? d->word[at - 1] : NULL,
+                    d->rows + t * HIDDEN);
+        layer_route(&d->layer, d->rows + t * HIDDEN, d->ids + t * TOP_K,
+                    d->weights + t * TOP_K);
+    }
+}
+
+/* -------------------------------------------------------------------------------- step
+ */
+
+/* Bytes that must leave this rank: a row for each other rank that needs it, and a sum
+ * back. */
+static int64_t least_bytes(const struct demo_moe *d)
+{
+    int64_t rows = 0;
+    for (int t = 0; t < d->tokens; t++) {
+        uint64_t seen[LAUNCH_RANKS_MAX / 64] = {0};
+        for (int k = 0; k < TOP_K; k++) {
+            int to = d->ids[t * TOP_K + k] / EXPERTS_PER_RANK;
+            rows += to != d->rank && !(seen[to / 64] >> (to % 64) & 1);
+            seen[to / 64] |= UINT64_C(1) << (to % 64);
+        }
+    }
+    return 2 * rows * ROW;
+}
+
+static int64_t sent_bytes(const struct demo_moe *d)
+{
+    uint64_t sent[LAUNCH_RANKS_MAX] = {0};
+    struct hdl_moe_state state = {.size = sizeof(state), .bytes_sent = sent};
+    int64_t sum = 0;
+    if (hdl_moe_status(d->moe, &state) != HDL_OK)
+        return 0;
+    for (int r = 0; r < d->ranks; r++)
+        sum += r == d->rank ? 0 : (int64_t)sent[r];
+    return sum;
+}
+
+static void run_experts(struct demo_moe *d)
+{
+    for (int e = 0; e < EXPERTS_PER_RANK; e++) {
+        size_t begin = (size_t)(e * d->ranks * TOKENS);
+        int expert = d->rank * EXPERTS_PER_RANK + e;
+        d->per_expert[expert] = d->counts[e];
+        for (size_t i = begin; i < begin + (size_t)d->counts[e]; i++)
+            layer_expert(&d->layer, expert, d->received + i * HIDDEN,
+                         d->outputs + i * HIDDEN);
+    }
+}
+
+static enum hdl_status exchange(struct demo_moe *d, int64_t times[NUM_TIMES])
+{
+    const struct hdl_moe_tokens tokens = {.size = sizeof(tokens),
+                                          .rows = d->rows,
+                                          .topk_ids = d->ids,
+                                          .weights = d->weights,
+                                          .num_tokens = d->tokens};
+    struct hdl_moe_received received = {
+        .size = sizeof(received), .rows = d->received, .counts = d->counts};
+    const struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = d->outputs};
+    const struct hdl_moe_result result = {.size = sizeof(result), .rows = d->results};
+    struct hdl_moe_handle handle;
+    int64_t start = base_now_ns();
+    enum hdl_status status = hdl_moe_dispatch(d->moe, &tokens, &received, NULL, &handle);
+    times[DISPATCH_NS] = base_now_ns() - start;
+    if (status != HDL_OK)
+        return status;
+    run_experts(d);
+    times[EXPERTS_NS] = base_now_ns() - start - times[DISPATCH_NS];
+    status = hdl_barrier(d->group, NULL, NULL); /* so that combine's time is its own */
+    start = base_now_ns();
+    if (status == HDL_OK)
+        status = hdl_moe_combine(d->moe, &handle, &outputs, &result, NULL);
+    times[COMBINE_NS] = base_now_ns() - start;
+    return status;
+}
+
+static int64_t count_wrong(const struct demo_moe *d)
+{
+    uint16_t wanted[HIDDEN];
+    int64_t wrong = 0;
+    for (int t = 0; t < d->tokens; t++) {
+        layer_token(&d->layer, d->rows + t * HIDDEN, d->ranks, wanted);
+        if (memcmp(wanted, d->results + t * HIDDEN, ROW) == 0)
+            continue;
+        if (wrong++ == 0)
+            tool_failed("rank %d: the output of token %d differs from one process",
+                        d->rank, t);
+    }
+    return wrong;
+}
+
+/* One character for a value: eighths of a full block. */
+static const char *block(int64_t value, int64_t most)
+{
+    static const char *const blocks[] = {"·", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
+    return blocks[value == 0 || most == 0 ? 0 : 1 + (value * 7 + most / 2) / most];
+}
+
+static int64_t largest(const int64_t *values, int n)
+{
+    int64_t most = 0;
+    for (int i = 0; i < n; i++)
+        most = values[i] > most ? values[i] : most;
+    return most;
+}
+
+static void print_step(const struct demo_moe *d, int step, const int64_t *sums,
+                       const int64_t *times)
+{
+    char text[5][32];
+    int64_t most = largest(d->per_expert, d->experts);
+    printf("%4d  %6" PRId64 "  ", step + 1, sums[ALL_TOKENS]);
+    for (int e = 0; e < d->experts; e++)
+        fputs(block(d->per_expert[e], most), stdout);
+    printf("  %10s of %10s  %10s %10s %10s  %s\n",
+           tool_bytes_text(text[0], 32, (uint64_t)sums[SENT]),
+           tool_bytes_text(text[1], 32, (uint64_t)sums[LEAST]),
+           tool_time_text(text[2], 32, (double)times[DISPATCH_NS] / 1e3),
+           tool_time_text(text[3], 32, (double)times[EXPERTS_NS] / 1e3),
+           tool_time_text(text[4], 32, (double)times[COMBINE_NS] / 1e3),
+           sums[WRONG] ? "NO" : "yes");
+}
+
+static int run_step(struct demo_moe *d, int step)
+{
+    int64_t sums[NUM_SUMS] = {0}, times[NUM_TIMES] = {0};
+    make_tokens(d, step);
+    memset(d->results, 0xff, sizeof(d->results));
+    memset(d->per_expert, 0, (size_t)d->experts * sizeof(int64_t));
+    int64_t before = sent_bytes(d);
+    enum hdl_status status = exchange(d, times);
+    if (status != HDL_OK)
+        return broken(d, "a step", status);
+    sums[SENT] = sent_bytes(d) - before;
+    sums[LEAST] = least_bytes(d);
+    sums[WRONG] = count_wrong(d);
+    sums[ALL_TOKENS] = d->tokens;
+    status = hdl_allreduce(d->group, d->per_expert, d->per_expert, (size_t)d->experts,
+                           HDL_I64, HDL_SUM, NULL, NULL);
+    if (status == HDL_OK)
+        status =
+            hdl_allreduce(d->group, sums, sums, NUM_SUMS, HDL_I64, HDL_SUM, NULL, NULL);
+    if (status == HDL_OK)
+        status = hdl_allreduce(d->group, times, times, NUM_TIMES, HDL_I64, HDL_MAX, NULL,
+                               NULL);
+    if (status != HDL_OK)
+        return broken(d, "all_reduce", status);
+    int64_t rows = 0;
+    for (int e = 0; e < d->experts; e++) {
+        d->total[e] += d->per_expert[e];
+        rows += d->per_expert[e];
+    }
+    if (rows != sums[ALL_TOKENS] * TOP_K)
+        sums[WRONG]++;
+    d->wrong += sums[WRONG];
+    if (d->rank == 0)
+        print_step(d, step, sums, times);
+    return TOOL_OK;
+}
+
+/* -------------------------------------------------------------------------------- rank
+ */
+
+static void print_head(const struct demo_moe *d)
+{
+    printf(
+        "A mixture-of-experts layer over the words of %s (%zu): %d experts on %d ranks, "
+        "each\nword goes to the best %d, rows of %d bf16. Each step one rank has no "
+        "words.\n\n",
+        d->path, d->num_words, d->experts, d->ranks, TOP_K, HIDDEN);
+    printf("step  tokens  %-*s  %24s  %10s %10s %10s  %s\n", d->experts, "by expert",
+           "bytes moved of the least", "dispatch", "experts", "combine", "checked");
+}
+
+static void print_chart(const struct demo_moe *d)
+{
+    int64_t most = largest(d->total, d->experts);
+    printf("\ntokens of each expert, all steps\n");
+    for (int e = 0; e < d->experts; e++) {
+        printf("%4d on rank %d %6" PRId64 "  ", e, e / EXPERTS_PER_RANK, d->total[e]);
+        for (int64_t i = 0; most > 0 && i < (d->total[e] * 40 + most - 1) / most; i++)
+            putchar('#');
+        putchar('\n');
+    }
+}
+
+static int run_steps(struct demo_moe *d)
+{
+    int code = TOOL_OK;
+    if (d->rank == 0)
+        print_head(d);
+    for (int step = 0; step < STEPS && code == TOOL_OK; step++)
+        code = run_step(d, step);
+    if (code != TOOL_OK || d->rank != 0)
+        return code != TOOL_OK || d->wrong ? TOOL_FAILED : TOOL_OK;
+    if (d->experts <= 64)
+        print_chart(d);
+    if (d->wrong)
+        return tool_failed("%" PRId64 " outputs differ from the layer in one process",
+                           d->wrong);
+    printf("\ndemo ok\n");
+    return TOOL_OK;
+}
+
+static int make_layer(struct demo_moe *d)
+{
+    d->rank = hdl_group_rank(d->group);
+    d->ranks = hdl_group_size(d->group);
+    d->experts = d->ranks * EXPERTS_PER_RANK;
+    size_t rows = (size_t)(EXPERTS_PER_RANK * d->ranks * TOKENS);
+    d->received = malloc(rows * ROW);
+    d->outputs = malloc(rows * ROW);
+    d->per_expert = calloc((size_t)d->experts, sizeof(int64_t));
+    d->total = calloc((size_t)d->experts, sizeof(int64_t));
+    if (!d->received || !d->outputs || !d->per_expert || !d->total ||
+        !layer_open(&d->layer, d->experts, TOP_K, HIDDEN, INNER))
+        return tool_failed("out of memory");
+    const struct hdl_moe_opts opts = {.size = sizeof(opts),
+                                      .num_experts = d->experts,
+                                      .top_k = TOP_K,
+                                      .hidden = HIDDEN,
+                                      .max_tokens = TOKENS,
+                                      .dtype = HDL_BF16};
+    enum hdl_status status = hdl_moe_create(d->group, &opts, &d->moe);
+    return status == HDL_OK ? TOOL_OK : broken(d, "creation of the exchange", status);
+}
+
+static int run_rank(struct demo_moe *d)
+{
+    const struct hdl_group_opts opts = {.size = sizeof(opts), .name = "demo"};
+    int code = read_words(d);
+    if (code == TOOL_OK && hdl_context_create(NULL, &d->context) != HDL_OK)
+        code = tool_failed("could not join the job: %s", hdl_error_detail());
+    if (code == TOOL_OK && hdl_group_create(d->context, &opts, &d->group) != HDL_OK)
+        code = tool_failed("could not create the group: %s", hdl_error_detail());
+    if (code == TOOL_OK)
+        code = make_layer(d);
+    if (code == TOOL_OK)
+        code = run_steps(d);
+    hdl_moe_destroy(d->moe);
+    hdl_group_destroy(d->group);
+    hdl_context_destroy(d->context);
+    layer_close(&d->layer);
+    free(d->received);
+    free(d->outputs);
+    free(d->per_expert);
+    free(d->total);
+    free(d->word);
+    free(d->text);
+    return code;
+}
+
+static const char *default_path(void)
+{
+    FILE *file = fopen("README.md", "re");
+    if (!file)
+        return HEDDLE_DEMO_TEXT;
+    fclose(file);
+    return "README.md";
+}
+
+int command_demo(int argc, char **argv)
+{
+    static struct demo_moe demo;
+    bool words = false;
+    struct launch launch = {.ranks = 4, .grace_us = 5000000, .timeout_us = 300000000};
+    const struct tool_option options[] = {
+        {'n', "ranks", TOOL_INT, &launch.ranks, 1, "N", "ranks to start (default 4)"},
+        {0, "hosts", TOOL_INT, &launch.hosts, 1, "H",
+         "spread them over H network namespaces that act as hosts"},
+        {0, "words", TOOL_FLAG, &words, 0, NULL,
+         "count the words by collectives instead of running the layer"},
+    };
+    const struct tool_usage usage = {
+        "heddle demo [options] [FILE]",
+        "Runs a mixture-of-experts layer over a text (default: the README), and checks "
+        "it.",
+        options,
+        sizeof(options) / sizeof(options[0]),
+        NULL,
+    };
+    int first = 0;
+    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
+    if (parsed != TOOL_PARSED)
+        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    if (first + 1 < argc)
+        return tool_usage_error("demo takes one file, got also '%s'", argv[first + 1]);
+    demo.path = first < argc ? argv[first] : default_path();
+    if (!launch_is_rank())
+        return launch_self(argc, argv, launch);
+    return words ? command_demo_words(demo.path) : run_rank(&demo);
+}
