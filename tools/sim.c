@@ -177,7 +177,7 @@ static int run_seeds(struct sim_options *options, uint64_t first, uint64_t last,
 struct wish {
     int64_t ranks, capacity, ops, faults, link_us, dead_us;
     const char *seeds, *kinds, *plane, *defect;
-    bool json, trace, manual;
+    bool json, trace, manual, rank0;
 };
 
 static bool find_defect(const char *name, enum sim_defect *defect)
@@ -215,6 +215,7 @@ static int run_wish(const struct wish *wish)
     options.link_ns = wish->link_us > 0 ? wish->link_us * 1000 : 1000;
     options.dead_after_ns = wish->dead_us > 0 ? wish->dead_us * 1000 : 1000000;
     options.manual = wish->manual;
+    options.standalone = !wish->rank0;
     options.messaged = strcmp(plane, "messaged") == 0;
     options.trace = wish->trace ? stdout : NULL;
     if (options.ranks > 64)
@@ -244,6 +245,7 @@ int command_sim(int argc, char **argv)
         {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S", "its delay (default 50e-6)"},
         {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S", "silence (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
+        {0, "rank0", TOOL_FLAG, &wish.rank0, 0, NULL, "coordinator lives in rank 0"},
         {0, "defect", TOOL_TEXT, &wish.defect, 0, "NAME", "plant a mistake"},
         {0, "trace", TOOL_FLAG, &wish.trace, 0, NULL, "print every event of note"},
         {0, "json", TOOL_FLAG, &wish.json, 0, NULL, "one object"},

@@ -55,6 +55,25 @@ static void test_kill_at_every_step(void **state)
     search(SIM_KILL, 6);
 }
 
+/* The coordinator lives in rank 0: its loss at every step ends in HDL_ECOORD on all. */
+static void test_coordinator_rank_at_every_step(void **state)
+{
+    for (int messaged = 0; messaged < 2; messaged++) {
+        for (uint64_t seed = 1; seed <= 4; seed++) {
+            struct sim_options options;
+            sim_defaults(&options);
+            options.ranks = 3;
+            options.ops = 3;
+            options.num_faults = 1;
+            options.faults = SIM_KILL;
+            options.standalone = false;
+            options.messaged = messaged != 0;
+            options.seed = seed;
+            lose_everywhere(&options);
+        }
+    }
+}
+
 static void test_stop_at_every_step(void **state)
 {
     search(SIM_STOP, 3);
@@ -79,6 +98,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_at_every_step),
+        cmocka_unit_test(test_coordinator_rank_at_every_step),
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
         cmocka_unit_test(test_join_at_every_step),

@@ -217,3 +217,21 @@ void sim_check_end(struct sim_world *w)
         }
     }
 }
+
+void sim_check_lost(struct sim_world *w)
+{
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        const struct sim_process *p = w->processes[i];
+        if (!p->alive || p->left || p->rank_epoch == 0)
+            continue; /* never in the job: its own deadline ends the attempt */
+        if (!p->plane.over && p->plane.running && sim_plane_finished(w, p))
+            continue; /* it had nothing left to lose */
+        if (!p->plane.over)
+            sim_fail(w, "rank %u does not know that the coordinator is lost",
+                     p->plane.slot);
+        else if (p->plane.over_at > w->coord_died_at + INT64_C(2000000000) &&
+                 p->plane.why == HDL_ECOORD && w->options.faults == SIM_KILL)
+            sim_fail(w, "rank %u learnt of the coordinator's loss after %.3f s",
+                     p->plane.slot, (double)(p->plane.over_at - w->coord_died_at) / 1e9);
+    }
+}

@@ -210,6 +210,7 @@ static void group_over(struct sim_world *w, struct sim_process *p,
 {
     p->plane.over = true;
     p->plane.why = action->status;
+    p->plane.over_at = w->now;
     if (action->status == HDL_EFENCED)
         w->result->deaths++;
     sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
@@ -396,6 +397,25 @@ struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joine
     return p;
 }
 
+void sim_kill_coordinator(struct sim_world *w)
+{
+    if (!w->coordinator)
+        return;
+    sim_trace(w, "the coordinator is killed");
+    ctl_coordinator_destroy(w->coordinator);
+    w->coordinator = NULL;
+    w->coord_died_at = w->now;
+    w->coord_tick_at = 0;
+    for (uint32_t i = 0; i < w->num_conns; i++) {
+        struct sim_conn *conn = &w->conns[i];
+        if (!conn->coord_open)
+            continue;
+        conn->coord_open = false;
+        if (conn->agent_open)
+            to_agent(w, conn, EV_DISCONNECTED, NULL);
+    }
+}
+
 void sim_kill(struct sim_world *w, struct sim_process *p)
 {
     if (!p->alive)
@@ -410,6 +430,8 @@ void sim_kill(struct sim_world *w, struct sim_process *p)
         w->dead_epoch[p->plane.slot] = p->plane.rank_epoch;
     }
     agent_closes(w, p);
+    if (!w->options.standalone && p->job_rank == 0)
+        sim_kill_coordinator(w);
     for (uint32_t i = 0; i < w->num_processes; i++) {
         struct sim_process *other = w->processes[i];
         if (!other->alive)
@@ -659,7 +681,7 @@ static bool is_settled(const struct sim_world *w)
             !sim_plane_finished(w, p) || p->proposals > 0 || p->joining || p->leaving)
             return false;
     }
-    for (uint32_t s = 0; s < w->capacity; s++) {
+    for (uint32_t s = 0; s < w->capacity && w->coordinator; s++) {
         if (w->death_time[s] != 0 && !sim_death_is_agreed(w, s))
             return false;
     }
@@ -693,7 +715,9 @@ static void loop(struct sim_world *w)
         if (w->result->events % look == 0 && is_settled(w))
             break;
     }
-    if (!w->failed && anybody_counts(w))
+    if (!w->failed && w->coord_died_at != 0 && !w->coordinator)
+        sim_check_lost(w);
+    else if (!w->failed && anybody_counts(w))
         sim_check_end(w);
 }
 

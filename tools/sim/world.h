@@ -82,6 +82,7 @@ struct sim_flag {
 struct sim_plane {
     bool running, over;
     enum hdl_status why;
+    int64_t over_at;
     struct ctl_view *view;
     uint32_t slot;
     uint64_t rank_epoch;
@@ -146,7 +147,7 @@ struct sim_world {
     struct sim_queue queue;
     struct ctl_coordinator *coordinator;
     int64_t coord_tick_at;
-    bool coord_alive;
+    int64_t coord_died_at; /* 0 = it lives */
     uint32_t num_processes, cap_processes;
     struct sim_process **processes;
     uint32_t *by_rank; /* job rank -> newest process */
@@ -189,6 +190,7 @@ void sim_agent(struct sim_world *w, struct sim_process *p,
 void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event);
 struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joiner);
 void sim_kill(struct sim_world *w, struct sim_process *p);
+void sim_kill_coordinator(struct sim_world *w);
 /* Once the first rank has started: the faults fall into the time of the operations. */
 void sim_plan_faults(struct sim_world *w);
 struct sim_process *sim_by_epoch(struct sim_world *w, uint64_t rank_epoch);
@@ -219,6 +221,8 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
 void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index);
 void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op);
 void sim_check_end(struct sim_world *w);
+/* The coordinator went with its rank: every other rank knows within 2 s. */
+void sim_check_lost(struct sim_world *w);
 uint64_t sim_view_hash(const struct ctl_view *view);
 /* Whether the newest death of the slot is in the coordinator's view, or needs not be. */
 bool sim_death_is_agreed(const struct sim_world *w, uint32_t slot);
