@@ -49,6 +49,7 @@ void ctl_agent_destroy(struct ctl_agent *agent)
         return;
     base_list_each(node, after, &agent->groups)
         agent_group_free(agent, base_container_of(node, struct agent_group, node));
+    ctl_map_free(agent->env, &agent->neighbours);
     base_free(agent->env, agent->socket_name);
     base_free(agent->env, agent);
 }
@@ -201,6 +202,11 @@ static void refused(struct ctl_agent *agent, enum hdl_status status, const char 
 
 static void neighbour(struct ctl_agent *agent, const struct ctl_msg *msg)
 {
+    uint64_t rank = (uint64_t)ctl_rank_epoch_rank(msg->rank_epoch) + 1;
+    if (!msg->flag)
+        ctl_map_remove(&agent->neighbours, rank);
+    else if (!ctl_map_put(agent->env, &agent->neighbours, rank, agent))
+        agent_out_of_memory(agent);
     struct ctl_action *action =
         ctl_actions_add(agent->out, msg->flag ? CTL_DO_WATCH : CTL_DO_UNWATCH);
     if (!action)

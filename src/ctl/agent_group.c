@@ -119,13 +119,18 @@ bool agent_group_has(const struct agent_group *group, uint64_t rank_epoch)
     return false;
 }
 
-/* The coordinator's own process is a member: nobody will ever agree that it is lost. */
-static bool has_coordinator(const struct agent_group *group)
+/*
+ * A member whose end nobody would notice without the coordinator on rank 0: the
+ * coordinator's own process, and all that are not watched on this host.
+ */
+static bool has_unwatched(const struct ctl_agent *agent, const struct agent_group *group)
 {
     for (uint32_t i = 0; i < group->view->capacity; i++) {
         const struct ctl_slot *slot = &group->view->slots[i];
-        if (slot->rank_epoch != 0 && ctl_rank_epoch_rank(slot->rank_epoch) == 0 &&
-            !slot->absent && slot->last == CTL_X_FOREVER)
+        uint64_t rank = ctl_rank_epoch_rank(slot->rank_epoch);
+        bool open = slot->rank_epoch != 0 && !slot->absent && slot->last == CTL_X_FOREVER;
+        bool watched = i == group->slot || ctl_map_get(&agent->neighbours, rank + 1);
+        if (open && (rank == 0 || !watched))
             return true;
     }
     return false;
@@ -137,7 +142,7 @@ bool agent_group_needs_coordinator(const struct ctl_agent *agent,
     if (group->state != AGENT_RUNNING)
         return group->state != AGENT_FAILED;
     return group->frozen || group->leaving ||
-           (!agent->options.standalone && has_coordinator(group));
+           (!agent->options.standalone && has_unwatched(agent, group));
 }
 
 /* --------------------------------------------------------------- requests of the user */

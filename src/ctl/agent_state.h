@@ -82,6 +82,7 @@ struct ctl_agent {
     int64_t join_deadline;
     int64_t wake;
     struct base_list groups;
+    struct ctl_map neighbours; /* job rank + 1 of the processes watched on this host */
     struct ctl_agent_stats stats;
     struct ctl_actions *out;
     int64_t now;

@@ -43,8 +43,8 @@ enum ctl_agent_event_kind {
     CTL_AGENT_DISCONNECTED,   /* it closed or broke */
     CTL_AGENT_MESSAGE,        /* data, size */
     CTL_AGENT_TICK,
-    CTL_AGENT_EXITED,   /* rank_epoch: pidfd fired or unix socket closed, no GOODBYE there
-                         */
+    CTL_AGENT_EXITED,   /* rank_epoch: pidfd fired or unix socket closed, without a
+                           GOODBYE before; once the coordinator is lost, with one too */
     CTL_AGENT_REGISTER, /* key, registration: the user creates a group */
     CTL_AGENT_ATTACHED, /* key, epoch, status, text: answer to CTL_DO_ATTACH */
     CTL_AGENT_FROZEN,   /* key, answer: answer to CTL_DO_FREEZE */

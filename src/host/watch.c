@@ -50,7 +50,9 @@ static const struct host_conn_ops watch_ops = {
 
 static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
 {
-    if (watch->goodbye || watch->told)
+    /* Without a coordinator nobody else tells the groups that a rank has gone. */
+    bool excused = watch->goodbye && watch->host->stage != HOST_LOST;
+    if (excused || watch->told)
         return;
     watch->told = true;
     atomic_fetch_add(counter, 1);
