@@ -316,12 +316,16 @@ static bool mapped_progress(struct hdl_group *group)
 static void mapped_adopt(struct hdl_group *group, const struct group_view *older)
 {
     (void)older;
+    /* A view without changes here (somebody left behind it, say) makes nothing start
+     * again. */
+    uint64_t from = ctl_view_changed_from(atomic_load(&group->view)->ctl);
     base_list_each(node, after, &group->queue)
     {
         struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        bool touched = op->published > 0 && ctl_x(op->number, op->published - 1) >= from;
         if (op->published > 0)
             op->direct = true;
-        if (op->published > op->pulled)
+        if (touched && op->published > op->pulled)
             group_count(&group->counters.redone_chunks, op->published - op->pulled);
         op->use_pieces = false;
         /* Behind chunk 0 its slots may hold other chunks by now. */

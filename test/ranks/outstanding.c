@@ -127,7 +127,9 @@ static void test_counters(void)
           "issued %llu done %llu", (unsigned long long)stats.ops_issued,
           (unsigned long long)stats.ops_done);
     CHECK(stats.ops_failed == 0 && stats.stale_drops == 0 && stats.redone_chunks == 0,
-          "a calm group has failures");
+          "a calm group has failed %llu, dropped %llu, redone %llu",
+          (unsigned long long)stats.ops_failed, (unsigned long long)stats.stale_drops,
+          (unsigned long long)stats.redone_chunks);
 }
 
 int main(void)
