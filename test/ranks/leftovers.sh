@@ -1,7 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Whatever is killed, nothing is left: no process, shared memory, file or namespace; and the next
-# run works. (Sockets have no names in the file system: they end with their process.) Arguments: the heddle command and a rank program that loops.
+# run works. (Sockets have no names in the file system: they end with their process.)
+# Arguments: the heddle command and a rank program that loops.
 set -eu
 heddle=$1
 program=$2
