@@ -185,7 +185,12 @@ static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
             action->rank_epoch = agent->rank_epoch;
     }
     base_list_each(node, after, &agent->groups)
-        agent_group_resend(agent, base_container_of(node, struct agent_group, node));
+    {
+        struct agent_group *group = base_container_of(node, struct agent_group, node);
+        if (msg->settings.collecting && !first)
+            agent_group_report(agent, group);
+        agent_group_resend(agent, group);
+    }
 }
 
 static void refused(struct ctl_agent *agent, enum hdl_status status, const char *text)

@@ -329,10 +329,13 @@ static void registered(struct ctl_agent *agent, const struct ctl_msg *msg)
     if (!group || group->state == AGENT_FAILED)
         return;
     group->id = msg->group;
+    group->rank_epoch = msg->rank_epoch;
     group->retry_at = 0;
     if (group->state != AGENT_REGISTERING)
         return;
     group->state = AGENT_REGISTERED;
+    base_list_each(node, after, &group->proposals) ctl_do_send_bytes(
+        agent->out, 0, base_container_of(node, struct agent_proposal, node)->bytes);
     struct ctl_action *action = group_do(agent, group, CTL_DO_REGISTERED);
     if (action) {
         action->slot = msg->slot;
@@ -513,7 +516,6 @@ static void failed(struct ctl_agent *agent, const struct ctl_msg *msg)
     if (!group)
         return;
     if (msg->status == HDL_PENDING && group->join) {
-        group->id = 0;
         group->state = AGENT_REGISTERING;
         group->retry_at = agent->now + SECOND / 10;
         agent_wake_at(agent, group->retry_at);
@@ -628,6 +630,38 @@ void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg)
     default:
         break;
     }
+}
+
+void agent_group_report(struct ctl_agent *agent, struct agent_group *group)
+{
+    bool known = group->state == AGENT_RUNNING || group->state == AGENT_ATTACHED;
+    if (group->state == AGENT_REGISTERED)
+        group->state = AGENT_REGISTERING; /* the registration is gone: once more */
+    if (!known || !group->view)
+        return;
+    struct ctl_msg request;
+    struct ctl_view *view = group->view;
+    struct ctl_slot_change *slots =
+        base_alloc(agent->env, view->capacity, sizeof(*slots));
+    if (!slots || ctl_msg_decode(agent->env, group->request->data, group->request->size,
+                                 &request) != HDL_OK) {
+        base_free(agent->env, slots);
+        agent_out_of_memory(agent);
+        return;
+    }
+    struct ctl_msg msg = {.type = CTL_MSG_STATE,
+                          .key = group->key,
+                          .group = group->id,
+                          .slot = group->slot,
+                          .rank_epoch = group->rank_epoch,
+                          .epoch = view->epoch,
+                          .x = group->frozen ? group->ballot : 0,
+                          .flag = group->state == AGENT_RUNNING,
+                          .registration = request.registration,
+                          .change = ctl_view_whole(view, slots)};
+    agent_send(agent, &msg);
+    ctl_msg_release(agent->env, &request);
+    base_free(agent->env, slots);
 }
 
 void agent_group_resend(struct ctl_agent *agent, struct agent_group *group)

@@ -44,7 +44,8 @@ struct agent_proposal {
 struct agent_group {
     struct base_list node; /* agent.groups, in the order of their making */
     uint64_t key;
-    uint64_t id; /* 0 before REGISTERED */
+    uint64_t id;         /* 0 before REGISTERED */
+    uint64_t rank_epoch; /* own, in this group */
     uint32_t slot;
     enum agent_group_state state;
     bool leaving;
@@ -105,6 +106,8 @@ void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg);
 void agent_group_timers(struct ctl_agent *agent, struct agent_group *group);
 /* After a (re)connection: what the coordinator may not have got is sent again. */
 void agent_group_resend(struct ctl_agent *agent, struct agent_group *group);
+/* To a restarted coordinator: what it needs to take the group over. */
+void agent_group_report(struct ctl_agent *agent, struct agent_group *group);
 void agent_group_fail(struct ctl_agent *agent, struct agent_group *group,
                       enum hdl_status status, const char *text);
 /* Whether the group cannot go on without a coordinator. */

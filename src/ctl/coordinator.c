@@ -26,7 +26,8 @@ enum hdl_status ctl_coordinator_create(struct base_env *env,
         c->options.link_timeout_ns = 5 * SECOND;
     ctl_detector_set(&c->detector, c->options.dead_after_ns, now);
     c->term = 1;
-    c->next_group = 1;
+    c->collecting = options->standalone && options->restarted;
+    c->collect_until = now + c->options.dead_after_ns;
     c->next_beat = now + c->detector.interval;
     c->wake = c->next_beat;
     base_list_init(&c->conn_list);
@@ -132,6 +133,9 @@ static void rank_message(struct ctl_coordinator *c, struct coord_rank *rank,
     case CTL_MSG_REGISTER:
         coord_register(c, rank, msg->key, &msg->registration);
         break;
+    case CTL_MSG_STATE:
+        coord_state(c, rank, msg);
+        break;
     case CTL_MSG_EXITED:
         coord_exited(c, msg->rank_epoch);
         break;
@@ -216,9 +220,12 @@ static void tick(struct ctl_coordinator *c)
         beat(c);
     c->wake = c->next_beat;
     coord_rank_timers(c);
+    coord_collect_timers(c);
     base_list_each(node, after, &c->group_list)
     {
         struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (group->state == GROUP_COLLECTING)
+            continue;
         if (group->state == GROUP_RUNNING) {
             coord_proposal_timers(c, group);
             coord_ballot_timers(c, group);

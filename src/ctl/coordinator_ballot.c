@@ -41,7 +41,7 @@ bool coord_anything_is_pending(const struct ctl_coordinator *c,
             admission_is_pending(c, group, i))
             return true;
     }
-    return coord_link_is_pending(group);
+    return group->unfreeze || coord_link_is_pending(group);
 }
 
 static void send_prepare(struct ctl_coordinator *c, const struct coord_group *group,
@@ -330,6 +330,7 @@ static void move_members(struct ctl_coordinator *c, struct coord_group *group)
 static void finish_ballot(struct coord_group *group)
 {
     group->ballot = 0;
+    group->unfreeze = false;
     group->num_dead = 0;
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         if (group->slots[i].holder)

@@ -223,7 +223,7 @@ static void found(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t k
     char text[CTL_LINE_BYTES];
     struct coord_group *group = find_forming(c, rank, registration->name);
     if (!group) {
-        group = coord_group_new(c, registration);
+        group = coord_group_new(c, 0, registration);
         if (!group)
             return;
         group->deadline = c->now + registration->timeout_ns;

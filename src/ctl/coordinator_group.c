@@ -45,7 +45,7 @@ static bool params_copy(struct base_env *env, struct ctl_registration *to,
     return true;
 }
 
-struct coord_group *coord_group_new(struct ctl_coordinator *c,
+struct coord_group *coord_group_new(struct ctl_coordinator *c, uint64_t id,
                                     const struct ctl_registration *params)
 {
     struct coord_group *group = base_alloc(c->env, 1, sizeof(*group));
@@ -55,7 +55,7 @@ struct coord_group *coord_group_new(struct ctl_coordinator *c,
     }
     base_list_init(&group->node);
     base_list_init(&group->proposals);
-    group->id = c->next_group;
+    group->id = id != 0 ? id : c->term << 32 | ++c->num_groups;
     group->first_slot = params->slot;
     group->num_waiting = params->num_founders;
     if (!params_copy(c->env, &group->params, params))
@@ -65,7 +65,6 @@ struct coord_group *coord_group_new(struct ctl_coordinator *c,
     if (!group->slots || !group->dead ||
         !ctl_map_put(c->env, &c->groups, group->id, group))
         goto no_memory;
-    c->next_group++;
     base_list_push_back(&c->group_list, &group->node);
     return group;
 no_memory:
@@ -118,7 +117,7 @@ struct coord_member *coord_member_new(struct ctl_coordinator *c,
     member->process = rank->rank_epoch;
     member->rank_epoch = rank->rank_epoch;
     if (registration->join)
-        member->rank_epoch = ctl_rank_epoch(rank->rank, ++rank->registration);
+        member->rank_epoch = ctl_rank_epoch(rank->rank, coord_next_registration(c, rank));
     member->key = key;
     member->slot = registration->slot;
     base_list_push_back(&rank->members, &member->node);
@@ -190,6 +189,8 @@ void coord_member_died(struct ctl_coordinator *c, struct coord_member *member)
         return;
     member->dead = true;
     coord_proposals_drop(c, member);
+    if (group->state == GROUP_COLLECTING)
+        return; /* decided when all have reported */
     if (group->state != GROUP_RUNNING) {
         coord_founder_gone(c, member);
         return;
@@ -217,7 +218,7 @@ void coord_leave(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
     }
     struct coord_group *group = member->group;
     bool holder = group->slots[member->slot].holder == member;
-    if (group->state == GROUP_RUNNING && holder) {
+    if (group->state == GROUP_COLLECTING || (group->state == GROUP_RUNNING && holder)) {
         member->leaving = true;
         coord_ballot_check(c, group);
         return;
@@ -238,27 +239,6 @@ void coord_abort(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
     coord_member_died(c, member);
 }
 
-/* Every slot that has a holder or a founder, with endpoints. */
-static void whole_view(const struct ctl_view *view, struct ctl_msg *msg,
-                       struct ctl_slot_change *slots)
-{
-    struct ctl_change *change = &msg->change;
-    change->settled = view->settled;
-    change->link_from = view->link_from;
-    change->link_to = view->link_to;
-    change->capacity = view->capacity;
-    change->attempts = view->attempts;
-    change->num_attempts = view->num_attempts;
-    change->slots = slots;
-    for (uint32_t i = 0; i < view->capacity; i++) {
-        if (view->slots[i].rank_epoch == 0)
-            continue;
-        slots[change->num_slots].index = i;
-        slots[change->num_slots].slot = view->slots[i];
-        change->num_slots++;
-    }
-}
-
 /* `to` NULL: to every registered founder, encoded once. */
 void coord_send_view(struct ctl_coordinator *c, const struct coord_group *group,
                      const struct coord_member *to, bool attach)
@@ -271,7 +251,7 @@ void coord_send_view(struct ctl_coordinator *c, const struct coord_group *group,
     }
     struct ctl_msg msg = {
         .type = CTL_MSG_VIEW, .group = group->id, .epoch = view->epoch, .flag = attach};
-    whole_view(view, &msg, slots);
+    msg.change = ctl_view_whole(view, slots);
     struct ctl_bytes *bytes = ctl_msg_encode(c->env, &msg);
     base_free(c->env, slots);
     if (to && to->rank->conn != 0)

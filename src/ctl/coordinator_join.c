@@ -415,12 +415,13 @@ static bool is_valid(struct ctl_coordinator *c, const struct coord_member *membe
     const struct coord_group *group = member->group;
     bool joiner = group->slots[member->slot].joiner == member;
     char text[CTL_LINE_BYTES];
-    if (group->state != GROUP_RUNNING || msg->kind < CTL_PROPOSE_SYNC ||
-        msg->kind > CTL_PROPOSE_JOIN) {
+    bool alive = group->state == GROUP_RUNNING || group->state == GROUP_COLLECTING;
+    if (!alive || msg->kind < CTL_PROPOSE_SYNC || msg->kind > CTL_PROPOSE_JOIN) {
         refuse_proposal(c, member, msg, "proposal out of place");
         return false;
     }
-    if (joiner && msg->kind != CTL_PROPOSE_JOIN && msg->kind != CTL_PROPOSE_SYNC) {
+    if (group->state == GROUP_RUNNING && joiner && msg->kind != CTL_PROPOSE_JOIN &&
+        msg->kind != CTL_PROPOSE_SYNC) {
         refuse_proposal(c, member, msg, "only members propose");
         return false;
     }
@@ -460,12 +461,28 @@ void coord_propose(struct ctl_coordinator *c, struct coord_member *member,
         memcpy(proposal->slots, msg->slots, count * sizeof(uint32_t));
     coord_wake_at(c, proposal->deadline);
     base_list_push_back(&group->proposals, &proposal->node);
+    if (group->state == GROUP_COLLECTING)
+        return;
     if (msg->kind == CTL_PROPOSE_JOIN && group->slots[member->slot].joiner == member &&
         member->state == MEMBER_REGISTERED) {
         member->state = MEMBER_READY;
         coord_introduce(c, group);
     }
     coord_ballot_check(c, group);
+}
+
+void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group)
+{
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        struct coord_member *member = proposal->member;
+        if (proposal->kind == CTL_PROPOSE_JOIN &&
+            group->slots[member->slot].joiner == member)
+            member->state = MEMBER_READY;
+    }
+    coord_introduce(c, group);
 }
 
 static void expire(struct ctl_coordinator *c, struct coord_group *group,

@@ -26,7 +26,7 @@ static bool is_up(const struct coord_rank *rank)
     return rank->state == RANK_LIVE || rank->state == RANK_GRACE;
 }
 
-static struct coord_rank *get_rank(struct ctl_coordinator *c, uint32_t index)
+struct coord_rank *coord_get_rank(struct ctl_coordinator *c, uint32_t index)
 {
     if (index >= c->num_ranks) {
         uint32_t count =
@@ -100,7 +100,8 @@ static void welcome(struct ctl_coordinator *c, struct coord_rank *rank,
                                  .settings = {.dead_after_ns = c->options.dead_after_ns,
                                               .grace_ns = c->options.grace_ns,
                                               .num_ranks = c->options.num_ranks,
-                                              .standalone = c->options.standalone}});
+                                              .standalone = c->options.standalone,
+                                              .collecting = c->collecting}});
 }
 
 /* A new process takes the rank; `identity` is moved. */
@@ -110,8 +111,7 @@ static void admit(struct ctl_coordinator *c, struct coord_rank *rank,
     base_free(c->env, rank->identity.socket_name);
     rank->identity = *identity;
     identity->socket_name = NULL;
-    rank->registration++;
-    rank->rank_epoch = ctl_rank_epoch(rank->rank, rank->registration);
+    rank->rank_epoch = ctl_rank_epoch(rank->rank, coord_next_registration(c, rank));
     welcome(c, rank, conn);
     tell_neighbours(c, rank, true);
 }
@@ -156,7 +156,7 @@ static void end_rank(struct ctl_coordinator *c, struct coord_rank *rank,
         admit_newcomer(c, rank);
 }
 
-static void die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why)
+void coord_die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why)
 {
     ctl_do_log(c->out, HDL_LOG_INFO, "rank %u registration %u is dead: %s", rank->rank,
                rank->registration, why);
@@ -173,7 +173,7 @@ void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch)
 {
     struct coord_rank *rank = coord_rank_of(c, rank_epoch);
     if (rank && is_up(rank))
-        die(c, rank, "its process ended");
+        coord_die(c, rank, "its process ended");
 }
 
 void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
@@ -190,7 +190,7 @@ void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
     if (!is_up(rank))
         return;
     if (rank->identity.host_id == c->options.host_id) {
-        die(c, rank, "its connection on this host closed");
+        coord_die(c, rank, "its connection on this host closed");
         return;
     }
     rank->state = RANK_GRACE;
@@ -226,6 +226,7 @@ static void contend(struct ctl_coordinator *c, struct coord_rank *rank,
         refuse(c, rank->newcomer_conn, HDL_EINVAL, "a newer process wants this rank");
     base_free(c->env, rank->newcomer.socket_name);
     rank->newcomer = *identity;
+    identity->socket_name = NULL;
     rank->newcomer_conn = conn->id;
     probe(c, rank);
 }
@@ -250,6 +251,21 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
     }
 }
 
+/* A rank of the coordinator before: keeps its rank epoch. */
+static void adopt(struct ctl_coordinator *c, struct coord_rank *rank,
+                  struct coord_conn *conn, const struct ctl_hello *hello,
+                  struct coord_identity *identity)
+{
+    uint32_t registration = (uint32_t)hello->rank_epoch;
+    rank->identity = *identity;
+    identity->socket_name = NULL;
+    if (registration > rank->registration)
+        rank->registration = registration;
+    rank->rank_epoch = hello->rank_epoch;
+    welcome(c, rank, conn);
+    tell_neighbours(c, rank, true);
+}
+
 void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
                  const struct ctl_hello *hello)
 {
@@ -267,7 +283,7 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
         refuse(c, conn->id, HDL_EINVAL, text);
         return;
     }
-    struct coord_rank *rank = get_rank(c, hello->rank);
+    struct coord_rank *rank = coord_get_rank(c, hello->rank);
     struct coord_identity identity = {hello->incarnation, hello->host_id, hello->pid,
                                       base_strdup(c->env, hello->socket_name)};
     if (!rank || !identity.socket_name) {
@@ -277,10 +293,15 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
     }
     bool same = rank->identity.incarnation == hello->incarnation && is_up(rank) &&
                 (hello->rank_epoch == 0 || hello->rank_epoch == rank->rank_epoch);
-    if (same || hello->rank_epoch != 0)
-        base_free(c->env, identity.socket_name);
+    if (c->collecting && hello->term >= c->term)
+        c->term = hello->term + 1;
+    bool known_before = c->collecting && hello->rank_epoch != 0 &&
+                        rank->state == RANK_NONE &&
+                        ctl_rank_epoch_rank(hello->rank_epoch) == hello->rank;
     if (same) {
         reconnect(c, rank, conn, hello);
+    } else if (known_before) {
+        adopt(c, rank, conn, hello, &identity);
     } else if (hello->rank_epoch != 0) {
         ctl_do_send(c->out, conn->id, &(struct ctl_msg){.type = CTL_MSG_FENCED});
         coord_close(c, conn->id);
@@ -289,6 +310,7 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
     } else {
         admit(c, rank, conn, &identity);
     }
+    base_free(c->env, identity.socket_name); /* unless it was moved */
 }
 
 void coord_restart_silence(struct ctl_coordinator *c)
@@ -311,12 +333,12 @@ void coord_rank_timers(struct ctl_coordinator *c)
             continue;
         if (rank->state == RANK_GRACE) {
             if (c->now >= rank->grace_until)
-                die(c, rank, "its connection closed and it did not come back");
+                coord_die(c, rank, "its connection closed and it did not come back");
             else
                 coord_wake_at(c, rank->grace_until);
         } else if (rank->state == RANK_LIVE &&
                    ctl_detector_is_silent(&c->detector, rank->last_heard, c->now)) {
-            die(c, rank, "it was silent");
+            coord_die(c, rank, "it was silent");
         }
     }
 }

@@ -79,7 +79,8 @@ struct coord_member {
     bool answered;
     struct ctl_answer answer; /* own arrays */
     uint64_t done;
-    uint64_t watch; /* position asked for by WATCH; 0 = none */
+    uint64_t watch;          /* position asked for by WATCH; 0 = none */
+    uint64_t reported_epoch; /* collecting: of the view that it has; 0 = not committed */
     struct ctl_bytes *endpoint;
     struct base_rank_set *reached_by; /* joiner: slots whose data plane reaches it */
     struct base_rank_set *reaches;    /* joiner: slots that its data plane reaches */
@@ -101,7 +102,8 @@ enum coord_group_state {
     GROUP_FORMING = 0, /* founders register */
     GROUP_ATTACHING,   /* founders connect to each other */
     GROUP_RUNNING,
-    GROUP_BROKEN /* creation failed; founders that come later are told */
+    GROUP_COLLECTING, /* after a restart: its members report what they have */
+    GROUP_BROKEN      /* creation failed; founders that come later are told */
 };
 
 struct coord_proposal {
@@ -137,6 +139,7 @@ struct coord_group {
     uint32_t num_missing; /* answers */
     uint32_t num_dead;    /* named by the running ballot */
     uint32_t *dead;
+    bool unfreeze; /* somebody is frozen in a ballot of the coordinator before */
     struct base_list proposals;
     struct coord_links *links; /* broken links reported by members; NULL = none */
 };
@@ -146,8 +149,10 @@ struct ctl_coordinator {
     struct ctl_coordinator_options options;
     struct ctl_detector detector;
     uint64_t term;
-    uint64_t counter; /* of epochs and ballots, all groups together */
-    uint64_t next_group;
+    uint64_t counter;    /* of epochs and ballots, all groups together */
+    uint64_t num_groups; /* ever made in this term */
+    bool collecting;     /* restarted: ranks of the term before report until then */
+    int64_t collect_until;
     uint64_t next_probe;
     int64_t next_beat;
     int64_t wake; /* earliest timer; may be too early, never too late */
@@ -178,11 +183,14 @@ void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch);
 void coord_goodbye(struct ctl_coordinator *c, struct coord_rank *rank);
 void coord_rank_timers(struct ctl_coordinator *c);
 void coord_restart_silence(struct ctl_coordinator *c);
+struct coord_rank *coord_get_rank(struct ctl_coordinator *c, uint32_t index);
+void coord_die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why);
 struct coord_rank *coord_rank_of(const struct ctl_coordinator *c, uint64_t rank_epoch);
 void coord_rank_free(struct ctl_coordinator *c, struct coord_rank *rank);
 
 /* coordinator_group.c: groups and members */
-struct coord_group *coord_group_new(struct ctl_coordinator *c,
+/* id 0 = the next creation number. */
+struct coord_group *coord_group_new(struct ctl_coordinator *c, uint64_t id,
                                     const struct ctl_registration *params);
 void coord_group_free(struct ctl_coordinator *c, struct coord_group *group);
 struct coord_member *coord_member_new(struct ctl_coordinator *c,
@@ -237,6 +245,8 @@ void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
                            uint64_t key, const struct ctl_registration *registration);
 void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
                     const struct ctl_msg *msg);
+/* Takes up the wishes to join that came while the group was collecting. */
+void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group);
 void coord_joiner_gone(struct ctl_coordinator *c, struct coord_member *member);
 void coord_joiner_reconnected(struct ctl_coordinator *c, struct coord_member *member);
 /* After a commit: the members that an admission has made, or joiners must meet. */
@@ -246,6 +256,13 @@ bool coord_params_differ(const struct coord_group *group,
 /* Whether the joiner and those that enter in the same commit reach each other. */
 bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot);
 bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot);
+
+/* coordinator_restart.c: taking over what agents report after a restart */
+uint32_t coord_next_registration(const struct ctl_coordinator *c,
+                                 struct coord_rank *rank);
+void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
+                 const struct ctl_msg *msg);
+void coord_collect_timers(struct ctl_coordinator *c);
 
 /* coordinator_link.c: links between live ranks that stay broken */
 bool coord_link_is_pending(const struct coord_group *group);

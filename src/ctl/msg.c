@@ -9,7 +9,7 @@
 #include "base/env.h"
 #include "ctl/msg_fields.h"
 
-enum { MAX_FIELDS = 8 };
+enum { MAX_FIELDS = 10 };
 
 struct layout {
     const char *name;
@@ -32,6 +32,10 @@ static const struct layout layouts[CTL_MSG_TYPES] = {
     [CTL_MSG_LEAVE] = {"LEAVE", {CTL_FIELD_GROUP, CTL_FIELD_KEY}},
     [CTL_MSG_ABORT] = {"ABORT", {CTL_FIELD_GROUP, CTL_FIELD_KEY}},
     [CTL_MSG_GOODBYE] = {"GOODBYE", {CTL_FIELD_END}},
+    [CTL_MSG_STATE] = {"STATE",
+                       {CTL_FIELD_KEY, CTL_FIELD_GROUP, CTL_FIELD_SLOT,
+                        CTL_FIELD_RANK_EPOCH, CTL_FIELD_EPOCH, CTL_FIELD_X,
+                        CTL_FIELD_FLAG, CTL_FIELD_REGISTRATION, CTL_FIELD_CHANGE}},
     [CTL_MSG_HEARTBEAT] = {"HEARTBEAT", {CTL_FIELD_FLAG, CTL_FIELD_ID}},
     [CTL_MSG_WELCOME] = {"WELCOME",
                          {CTL_FIELD_RANK_EPOCH, CTL_FIELD_EPOCH, CTL_FIELD_SETTINGS}},

@@ -20,8 +20,8 @@
  */
 #define CTL_WIRE_MAGIC UINT32_C(0x6c646448) /* "Hddl" */
 #define CTL_WIRE_VERSION 1
-/* Longest payload to the coordinator, and to an agent (a view with all endpoints). */
-#define CTL_FRAME_MAX_UP ((size_t)1 << 20)
+/* Longest payload to the coordinator and to an agent: a view with all endpoints. */
+#define CTL_FRAME_MAX_UP ((size_t)32 << 20)
 #define CTL_FRAME_MAX_DOWN ((size_t)64 << 20)
 #define CTL_TEXT_MAX 4096
 
@@ -39,6 +39,7 @@ enum ctl_msg_type {
     CTL_MSG_ABORT,     /* I am dead in a group */
     CTL_MSG_GOODBYE,   /* I leave the job; a closed connection is no evidence now */
     /* both ways */
+    CTL_MSG_STATE,     /* to a restarted coordinator: my group, its newest view */
     CTL_MSG_HEARTBEAT, /* flag = answer at once, with the same id (a probe) */
     /* coordinator to agent */
     CTL_MSG_WELCOME,    /* your registration, the job's settings */
@@ -106,6 +107,7 @@ struct ctl_settings {
     int64_t grace_ns;
     uint32_t num_ranks;
     bool standalone;
+    bool collecting; /* just restarted: send STATE of every group */
 };
 
 /*
@@ -145,6 +147,11 @@ struct ctl_msg {
 struct ctl_view *ctl_view_apply(struct base_env *env, const struct ctl_view *base,
                                 uint64_t group, uint64_t epoch,
                                 const struct ctl_change *change);
+
+/* The change that makes a whole view out of nothing; slots [view->capacity] is the
+ * caller's. */
+struct ctl_change ctl_view_whole(const struct ctl_view *view,
+                                 struct ctl_slot_change *slots);
 
 /* NULL with detail: no memory, or longer than a frame may be. */
 struct ctl_bytes *ctl_msg_encode(struct base_env *env, const struct ctl_msg *msg);

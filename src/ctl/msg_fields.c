@@ -407,7 +407,8 @@ static void write_struct(struct base_writer *writer, const struct ctl_msg *msg,
         base_write_u64(writer, (uint64_t)msg->settings.dead_after_ns);
         base_write_u64(writer, (uint64_t)msg->settings.grace_ns);
         base_write_u32(writer, msg->settings.num_ranks);
-        base_write_u8(writer, msg->settings.standalone);
+        base_write_u8(
+            writer, (uint8_t)(msg->settings.standalone | msg->settings.collecting << 1));
         break;
     }
 }
@@ -458,6 +459,13 @@ void ctl_field_write(struct base_writer *writer, const struct ctl_msg *msg,
     }
 }
 
+static void read_settings_flags(struct base_reader *reader, struct ctl_settings *settings)
+{
+    unsigned flags = base_read_u8(reader);
+    settings->standalone = (flags & 1) != 0;
+    settings->collecting = (flags & 2) != 0;
+}
+
 static void read_struct(struct base_env *env, struct base_reader *reader,
                         struct ctl_msg *msg, enum ctl_field field)
 {
@@ -487,7 +495,7 @@ static void read_struct(struct base_env *env, struct base_reader *reader,
         msg->settings.dead_after_ns = (int64_t)base_read_u64(reader);
         msg->settings.grace_ns = (int64_t)base_read_u64(reader);
         msg->settings.num_ranks = base_read_u32(reader);
-        msg->settings.standalone = base_read_u8(reader) != 0;
+        read_settings_flags(reader, &msg->settings);
         break;
     }
 }

@@ -141,3 +141,23 @@ struct ctl_view *ctl_view_apply(struct base_env *env, const struct ctl_view *bas
     ctl_view_count(view);
     return view;
 }
+
+struct ctl_change ctl_view_whole(const struct ctl_view *view,
+                                 struct ctl_slot_change *slots)
+{
+    struct ctl_change change = {.settled = view->settled,
+                                .link_from = view->link_from,
+                                .link_to = view->link_to,
+                                .capacity = view->capacity,
+                                .attempts = view->attempts,
+                                .num_attempts = view->num_attempts,
+                                .slots = slots};
+    for (uint32_t i = 0; i < view->capacity; i++) {
+        if (view->slots[i].rank_epoch == 0)
+            continue;
+        slots[change.num_slots] =
+            (struct ctl_slot_change){.index = i, .slot = view->slots[i]};
+        change.num_slots++;
+    }
+    return change;
+}

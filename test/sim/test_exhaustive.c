@@ -89,6 +89,11 @@ static void test_join_at_every_step(void **state)
     search(SIM_JOIN, 3);
 }
 
+static void test_restart_at_every_step(void **state)
+{
+    search(SIM_RESTART, 3);
+}
+
 static void test_removal_at_every_step(void **state)
 {
     search(SIM_LEAVE, 6);
@@ -102,6 +107,7 @@ int main(void)
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
         cmocka_unit_test(test_join_at_every_step),
+        cmocka_unit_test(test_restart_at_every_step),
         cmocka_unit_test(test_removal_at_every_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -62,6 +62,23 @@ static void test_membership_changes(void **state)
     }
 }
 
+/* The coordinator's process dies and is started again, with all else going on. */
+static void test_the_coordinator_restarts(void **state)
+{
+    static const unsigned faults[] = {SIM_RESTART, SIM_RESTART | SIM_KILL,
+                                      SIM_RESTART | SIM_KILL | SIM_JOIN | SIM_LEAVE,
+                                      0xff};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct sim_options options;
+        sim_defaults(&options);
+        options.capacity = 6;
+        options.ops = 10;
+        options.num_faults = 6;
+        options.faults = faults[i];
+        run(&options, 150);
+    }
+}
+
 static void test_lost_ranks_stay_active(void **state)
 {
     struct sim_options options;
@@ -103,6 +120,7 @@ int main(void)
         cmocka_unit_test(test_each_fault_alone),
         cmocka_unit_test(test_all_faults_together),
         cmocka_unit_test(test_membership_changes),
+        cmocka_unit_test(test_the_coordinator_restarts),
         cmocka_unit_test(test_lost_ranks_stay_active),
         cmocka_unit_test(test_several_deaths_cost_few_ballots),
         cmocka_unit_test(test_one_seed_one_run),

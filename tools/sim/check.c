@@ -72,7 +72,7 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
 
 bool sim_counts(const struct sim_world *w, const struct sim_process *p)
 {
-    if (!p->alive || p->plane.over || p->plane.rank_epoch == 0)
+    if (!p->alive || p->plane.over || p->plane.rank_epoch == 0 || p->condemned)
         return false;
     const struct ctl_coordinator *c = w->coordinator;
     if (!c)
@@ -80,7 +80,7 @@ bool sim_counts(const struct sim_world *w, const struct sim_process *p)
     uint32_t rank = p->job_rank;
     if (rank >= c->num_ranks || !c->ranks[rank] ||
         c->ranks[rank]->rank_epoch != p->rank_epoch)
-        return w->options.faults & SIM_RESTART ? true : false;
+        return c->collecting; /* perhaps it only has not reported yet */
     enum coord_rank_state state = c->ranks[rank]->state;
     return state == RANK_LIVE || state == RANK_GRACE;
 }
@@ -170,7 +170,7 @@ static void check_process(struct sim_world *w, const struct sim_process *p)
                  p->index, p->job_rank, p->joins_tried);
         return;
     }
-    if (!plane->running && !p->joiner && w->result->deaths == 0) {
+    if (!plane->running && !p->joiner && w->result->deaths == 0 && !w->broken) {
         sim_fail(w, "invariant 8: process %u of rank %u never got into the group",
                  p->index, p->job_rank);
         return;

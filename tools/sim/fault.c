@@ -186,6 +186,19 @@ static void join_somehow(struct sim_world *w)
     }
 }
 
+static void restart_coordinator(struct sim_world *w)
+{
+    if (!w->coordinator || !w->options.standalone)
+        return;
+    int64_t away = (int64_t)base_splitmix_below(&w->random, (uint64_t)(SECOND / 2));
+    if (base_splitmix_below(&w->random, 2) == 0)
+        away /= 100;
+    sim_kill_coordinator(w);
+    if (w->now + away > w->faults_end)
+        w->faults_end = w->now + away;
+    sim_push(w, w->now + away, &(struct sim_event){.kind = EV_RESTART});
+}
+
 void sim_fault(struct sim_world *w)
 {
     if (w->faults_left > 0)
@@ -220,6 +233,9 @@ void sim_fault(struct sim_world *w)
         break;
     case SIM_LEAVE:
         leave_somehow(w, p);
+        break;
+    case SIM_RESTART:
+        restart_coordinator(w);
         break;
     default:
         break;

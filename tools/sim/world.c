@@ -211,6 +211,7 @@ static void group_over(struct sim_world *w, struct sim_process *p,
     p->plane.over = true;
     p->plane.why = action->status;
     p->plane.over_at = w->now;
+    w->broken |= !p->plane.running;
     if (action->status == HDL_EFENCED)
         w->result->deaths++;
     sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
@@ -402,6 +403,10 @@ void sim_kill_coordinator(struct sim_world *w)
     if (!w->coordinator)
         return;
     sim_trace(w, "the coordinator is killed");
+    for (uint32_t i = 0; i < w->num_processes; i++) {
+        struct sim_process *p = w->processes[i];
+        p->condemned |= p->plane.rank_epoch != 0 && !sim_counts(w, p);
+    }
     ctl_coordinator_destroy(w->coordinator);
     w->coordinator = NULL;
     w->coord_died_at = w->now;
@@ -558,14 +563,31 @@ static void coord_event(struct sim_world *w, const struct sim_event *event)
     }
 }
 
+static bool start_coordinator(struct sim_world *w, bool again)
+{
+    const struct sim_options *options = &w->options;
+    struct ctl_coordinator_options coordinator = {.num_ranks = options->ranks,
+                                                  .dead_after_ns = options->dead_after_ns,
+                                                  .grace_ns = options->dead_after_ns / 4,
+                                                  .standalone = options->standalone,
+                                                  .restarted = again,
+                                                  .host_id = 1};
+    if (again)
+        sim_trace(w, "the coordinator is started again");
+    if (ctl_coordinator_create(&w->env, &coordinator, w->now, &w->coordinator) != HDL_OK)
+        return false;
+    sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+    return true;
+}
+
 static void handle(struct sim_world *w, const struct sim_event *event)
 {
     if (event->kind <= EV_COORD_TICK) {
         coord_event(w, event);
     } else if (event->kind == EV_FAULT) {
         sim_fault(w);
-    } else if (event->kind == EV_SPAWN) {
-        (void)sim_spawn(w, (uint32_t)event->x, true);
+    } else if (event->kind == EV_RESTART) {
+        start_coordinator(w, true);
     } else {
         struct sim_process *p = w->processes[event->process];
         if (!p->alive)
@@ -633,13 +655,7 @@ static bool prepare(struct sim_world *w)
     w->faults_left = options->num_faults;
     static const int64_t scales[4] = {1, 2, 8, 24};
     w->data_scale = scales[base_splitmix_below(&w->random, 4)];
-    struct ctl_coordinator_options coordinator = {.num_ranks = options->ranks,
-                                                  .dead_after_ns = options->dead_after_ns,
-                                                  .grace_ns = options->dead_after_ns / 4,
-                                                  .standalone = options->standalone,
-                                                  .host_id = 1};
-    return w->agreed && w->agreed_by &&
-           ctl_coordinator_create(&w->env, &coordinator, 0, &w->coordinator) == HDL_OK;
+    return w->agreed && w->agreed_by && start_coordinator(w, false);
 }
 
 static void dismantle(struct sim_world *w)
@@ -744,7 +760,6 @@ bool sim_run(const struct sim_options *options, struct sim_result *result)
     struct sim_world world = {.options = *options, .result = result};
     struct sim_world *w = &world;
     if (prepare(w)) {
-        sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
         for (uint32_t i = 0; i < options->ranks; i++)
             (void)sim_spawn(w, i, false);
         if (base_splitmix_below(&w->random, 8) == 0)

@@ -112,6 +112,7 @@ struct sim_process {
     uint32_t index;
     uint32_t job_rank;
     bool alive, stopped, left;
+    bool condemned; /* declared dead by a coordinator that is gone */
     int64_t continue_at;
     int64_t cut_until;
     struct ctl_agent *agent;
@@ -147,6 +148,7 @@ struct sim_world {
     struct sim_queue queue;
     struct ctl_coordinator *coordinator;
     int64_t coord_tick_at;
+    bool broken;           /* somebody's creation failed */
     int64_t coord_died_at; /* 0 = it lives */
     uint32_t num_processes, cap_processes;
     struct sim_process **processes;
