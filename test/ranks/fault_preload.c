@@ -3,9 +3,9 @@
  *
  *     HEDDLE_TEST_FAULT=RANK:FUNCTION:N     e.g. 1:mmap:3
  *
- * A call counts from main on, in any thread, and once the n-th has failed the later ones
- * work. When it fails "[fault] FUNCTION N" goes to stderr; without that line N was larger
- * than the calls made.
+ * A call counts once the program has called fault_arm, in any thread, and once the n-th
+ * has failed the later ones work. When it fails "[fault] FUNCTION N" goes to stderr;
+ * without that line N was larger than the calls made.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -24,7 +24,10 @@
 static char function[32];
 static atomic_long countdown = -1; /* the call that takes it from 0 fails */
 
-__attribute__((constructor)) static void arm(void)
+void fault_arm(void);
+
+/* The program calls it, found by dlsym, when the calls are to be counted. */
+void fault_arm(void)
 {
     const char *fault = getenv("HEDDLE_TEST_FAULT");
     const char *rank = getenv("RANK");

@@ -2,6 +2,7 @@
 /* A life of a job in which any call may fail for want of memory or descriptors: it ends
  * with a status, nothing is leaked, and the other ranks are not left waiting. */
 #include <dirent.h>
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,14 +47,15 @@ static void say(const char *call, enum hdl_status status)
     fprintf(stderr, "%s: %s (%s)\n", call, hdl_status_name(status), hdl_error_detail());
 }
 
-/* Sums 1 over the ranks; a wrong sum that is called a success is the only error here. */
+/* Sums 1 over the two ranks; a wrong sum that is called a success is the only error here.
+ */
 static int use_group(struct hdl_group *group)
 {
     static float in[COUNT];
     static float out[COUNT];
     for (size_t i = 0; i < COUNT; i++)
         in[i] = 1.0f;
-    struct hdl_call call = {.size = sizeof(call), .timeout_us = 10000000};
+    struct hdl_call call = {.size = sizeof(call), .timeout_us = 2500000};
     for (int round = 0; round < 3; round++) {
         enum hdl_status status =
             hdl_allreduce(group, in, out, COUNT, HDL_F32, HDL_SUM, &call, NULL);
@@ -61,10 +63,9 @@ static int use_group(struct hdl_group *group)
             say("allreduce", status);
             return 0;
         }
-        float expected = (float)hdl_group_size(group);
         for (size_t i = 0; i < COUNT; i++) {
-            if (out[i] != expected) {
-                fprintf(stderr, "element %zu is %g, not %g\n", i, out[i], expected);
+            if (out[i] != 2.0f) {
+                fprintf(stderr, "element %zu is %g, not 2\n", i, out[i]);
                 return 1;
             }
         }
@@ -76,9 +77,9 @@ static int live_once(void)
 {
     const struct hdl_allocator allocator = {NULL, counted_alloc, counted_release};
     const struct hdl_context_opts context_opts = {
-        .size = sizeof(context_opts), .timeout_us = 5000000, .allocator = &allocator};
+        .size = sizeof(context_opts), .timeout_us = 250000, .allocator = &allocator};
     const struct hdl_group_opts group_opts = {.size = sizeof(group_opts),
-                                              .timeout_us = 5000000};
+                                              .timeout_us = 250000};
     struct hdl_context *context = NULL;
     struct hdl_group *group = NULL;
     enum hdl_status status = hdl_context_create(&context_opts, &context);
@@ -97,10 +98,25 @@ static int live_once(void)
     return code;
 }
 
+/* Starts to count calls, if fault_preload.c is there. */
+static void arm(void)
+{
+    union {
+        void *symbol;
+        void (*call)(void);
+    } fault = {dlsym(RTLD_DEFAULT, "fault_arm")};
+    if (fault.symbol)
+        fault.call();
+}
+
+/* The first life opens what libraries keep for the whole process; the second must add
+ * nothing. */
 int main(void)
 {
-    int before = count_descriptors();
     int code = live_once();
+    int before = count_descriptors();
+    arm();
+    code |= live_once();
     int after = count_descriptors();
     if (before >= 0 && after >= 0 && after > before) {
         fprintf(stderr, "%d descriptors before, %d after\n", before, after);
