@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,6 +13,7 @@
 enum { COUNT = 100000 };
 
 static atomic_long live_blocks;
+static bool whole_life; /* every call was a success */
 
 static void *counted_alloc(void *user, size_t bytes)
 {
@@ -61,6 +63,7 @@ static int use_group(struct hdl_group *group)
             hdl_allreduce(group, in, out, COUNT, HDL_F32, HDL_SUM, &call, NULL);
         if (status != HDL_OK) {
             say("allreduce", status);
+            whole_life = false;
             return 0;
         }
         for (size_t i = 0; i < COUNT; i++) {
@@ -85,10 +88,12 @@ static int live_once(void)
     enum hdl_status status = hdl_context_create(&context_opts, &context);
     if (status != HDL_OK) {
         say("context", status);
+        whole_life = false;
         return context != NULL;
     }
     int code = 0;
     status = hdl_group_create(context, &group_opts, &group);
+    whole_life = status == HDL_OK;
     if (status == HDL_OK)
         code = use_group(group);
     else
@@ -118,6 +123,10 @@ int main(void)
     arm();
     code |= live_once();
     int after = count_descriptors();
+    const char *rank = getenv("RANK");
+    const char *fault = getenv("HEDDLE_TEST_FAULT");
+    if (whole_life && rank && fault && atoi(rank) == atoi(fault))
+        fprintf(stderr, "[life] whole\n");
     if (before >= 0 && after >= 0 && after > before) {
         fprintf(stderr, "%d descriptors before, %d after\n", before, after);
         code = 1;

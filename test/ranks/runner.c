@@ -12,7 +12,8 @@
  * --kill 137
  * --hosts H       the ranks are spread in blocks over H network namespaces
  * --sweep R:F:M   runs the tree again and again with fault_preload.c in it: the n-th call
- * of function F on rank R fails, n = 1 to M or until there are no more calls
+ * of function F on rank R fails, n = 1 to M or until there are no more calls: no
+ * "[fault]" was printed, and "[life]" was
  *
  * Ends with 0 if all codes are as expected, 77 if all ranks ended with 77 (skipped),
  * else 1.
@@ -59,6 +60,7 @@ struct runner {
     const char *sweep; /* R:FUNCTION */
     int sweep_max;
     bool fault_seen;
+    bool life_seen; /* the program came to its end, so there are no more calls to fail */
 };
 
 _Noreturn static void usage(const char *problem)
@@ -182,6 +184,8 @@ static void on_line(void *user, struct procs *procs, int rank, int stream,
     struct runner *runner = user;
     if (strncmp(line, "[fault]", 7) == 0)
         runner->fault_seen = true;
+    if (strncmp(line, "[life]", 6) == 0)
+        runner->life_seen = true;
     if (runner->sweep && stream == 1)
         return;
     fprintf(stream == 1 ? stdout : stderr, "[%d] %s\n", rank, line);
@@ -290,18 +294,23 @@ static int run_sweep(struct runner *runner, char **argv)
     snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", runner->preload);
     runner->env[runner->num_env] = preload;
     runner->env[runner->num_env + 1] = fault;
+    int num_empty = 0;
     for (int n = 1; n <= runner->sweep_max; n++) {
         snprintf(fault, sizeof(fault), "HEDDLE_TEST_FAULT=%s:%d", runner->sweep, n);
         runner->fault_seen = false;
+        runner->life_seen = false;
         int code = run_once(runner, argv);
         if (code != 0) {
             fprintf(stderr, "runner: failed with %s\n", fault);
             return code;
         }
-        if (!runner->fault_seen) {
+        if (runner->fault_seen)
+            continue;
+        if (runner->life_seen || ++num_empty > 10) {
             printf("[runner] %d calls failed one by one\n", n - 1);
             return n == 1;
         }
+        n--; /* a deadline passed before the n-th call: once more */
     }
     printf("[runner] %d calls failed one by one, there are more\n", runner->sweep_max);
     return 0;
