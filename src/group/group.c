@@ -232,9 +232,11 @@ void group_issue(struct hdl_group *group, struct hdl_op *op)
     op->number = number;
     op->published = 0;
     op->pieces = 0;
+    op->ready = 0;
     op->pulled = 0;
     op->wait_rank = 0;
     op->piece_rank = 0;
+    op->ready_rank = 0;
     op->direct = false;
     op->verified = false;
     op->mismatch = false;

@@ -52,6 +52,9 @@ static inline size_t mapped_range(const struct hdl_op *op, uint64_t chunk, size_
 size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
                       const void **sources);
 
+/* Elements of the chunk that a rank reduces for all; 0 if it takes no part. */
+size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size_t *begin);
+
 /* Sets chunk_elems, chunk_bytes and num_chunks: `blocks` blocks of `count` elements, so
  * that one chunk's share of all blocks fits into a slot. */
 void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count);

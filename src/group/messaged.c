@@ -8,16 +8,21 @@
 #include "net/net.h"
 
 /*
- * Every open operation has chunks in these states (op->pieces counts those that are ready
- * here):
+ * Every open operation has chunks in these states:
  *
  *      chunk   0 ..... pulled .......... ready .......... published ...... num_chunks
  *              output    |  needs `ready`  |  needs all      |  needs a free
  *              written   |  from all       |  inputs         |  slot
  *
- * Before the user's output is written all ranks must have all inputs: then the loss of any of
- * them takes nothing away. That round runs ahead of the writing, so a long operation pays for
- * it once. What a rank has said to be ready it holds: inputs lie in memory of its own host.
+ * Before the user's output is written all ranks must have all inputs: then the loss of
+ * any of them takes nothing away. That round runs ahead of the writing, so a long
+ * operation pays for it once. What a rank has said to be ready it holds: inputs lie in
+ * memory of its own host.
+ *
+ * Large reductions among many ranks go by pieces: a rank gets of every input only its
+ * share, reduces that, and sends it to all; it is ready when it has all pieces. Pieces
+ * are used under the view in which the operation began, by all or by nobody: operations
+ * that any rank may have begun before the last commit send whole inputs (again).
  */
 
 static bool peer_done(struct hdl_group *group, uint32_t rank, uint64_t x)
@@ -44,6 +49,22 @@ static bool slot_free(struct hdl_group *group, uint32_t slot, uint64_t x)
     return true;
 }
 
+/* All ranks find the same: nobody can have issued it before the newest view. */
+static bool may_use_pieces(const struct hdl_op *op)
+{
+    const struct group_view *view = op->group->seen;
+    return op->algorithm->make_piece && !op->inlined &&
+           op->number > view->reports_until &&
+           GROUP_X(op->number, 0) >= view->steady_from;
+}
+
+static enum messaged_what input_kind(const struct hdl_op *op)
+{
+    if (!op->algorithm->make_piece || op->inlined)
+        return MESSAGED_INPUT;
+    return op->use_pieces ? MESSAGED_PART : MESSAGED_FULL;
+}
+
 static bool publish(struct hdl_group *group)
 {
     struct hdl_op *op = group->publishing;
@@ -54,8 +75,13 @@ static bool publish(struct hdl_group *group)
     uint64_t held = atomic_load_explicit(&group->slots[index].seq, memory_order_relaxed);
     if (!slot_free(group, index, held))
         return false;
+    if (chunk == 0)
+        op->use_pieces = may_use_pieces(op);
     size_t bytes = mapped_publish(group, op, chunk);
-    messaged_enqueue(group, op, chunk, bytes);
+    uint64_t x = GROUP_X(op->number, chunk);
+    atomic_store_explicit(&group->slots[index].part, x, memory_order_release);
+    atomic_store_explicit(&group->slots[index].full, x, memory_order_release);
+    messaged_enqueue(group, op, chunk, input_kind(op), bytes);
     return true;
 }
 
@@ -69,21 +95,75 @@ static enum group_needs needs_of(const struct hdl_op *op, uint64_t chunk)
     return mapped_needs(op, chunk);
 }
 
+/* Has the rank's input of the chunk come, in the form that this operation uses? */
+static bool input_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    enum messaged_what what = input_kind(op);
+    if ((chunk == 0 || what == MESSAGED_INPUT) && !mapped_look(op, rank, chunk))
+        return false;
+    if (what == MESSAGED_INPUT ||
+        (what == MESSAGED_FULL && mapped_needs(op, 1) != GROUP_NEEDS_ALL))
+        return true;
+    const struct group_slot *slot =
+        &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
+    const _Atomic uint64_t *word = what == MESSAGED_PART ? &slot->part : &slot->full;
+    /* Calls that differ end at the descriptors; there may be no such payload. */
+    return op->mismatch ||
+           atomic_load_explicit(word, memory_order_acquire) >= GROUP_X(op->number, chunk);
+}
+
+static bool piece_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    const struct group_slot *slot =
+        &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
+    return op->mismatch || atomic_load_explicit(&slot->piece, memory_order_acquire) >=
+                               GROUP_X(op->number, chunk);
+}
+
+static bool all_here(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
+                     bool (*here)(struct hdl_op *, uint32_t, uint64_t))
+{
+    for (; *rank < op->group->capacity; (*rank)++)
+        if (mapped_takes_part(op, *rank, chunk) && !here(op, *rank, chunk))
+            return false;
+    return true;
+}
+
+/* Everything that this rank needs for the chunk. */
 static bool arrived(struct hdl_op *op, uint64_t chunk)
 {
+    if (op->use_pieces) {
+        bool reads = mapped_needs(op, 1) == GROUP_NEEDS_ALL;
+        return op->pieces > chunk &&
+               (!reads || all_here(op, chunk, &op->ready_rank, piece_here));
+    }
     switch (needs_of(op, chunk)) {
     case GROUP_NEEDS_NONE:
         return true;
     case GROUP_NEEDS_ROOT:
         return !mapped_takes_part(op, (uint32_t)op->desc.root, chunk) ||
-               mapped_look(op, (uint32_t)op->desc.root, chunk);
+               input_here(op, (uint32_t)op->desc.root, chunk);
     case GROUP_NEEDS_ALL:
         break;
     }
-    for (; op->piece_rank < op->group->capacity; op->piece_rank++)
-        if (mapped_takes_part(op, op->piece_rank, chunk) &&
-            !mapped_look(op, op->piece_rank, chunk))
-            return false;
+    return all_here(op, chunk, &op->ready_rank, input_here);
+}
+
+/* Reduces this rank's share of the next chunk. */
+static bool make_piece(struct hdl_group *group)
+{
+    struct hdl_op *op = messaged_of(group)->readying;
+    if (!op || !op->use_pieces || op->pieces == op->published ||
+        !all_here(op, op->pieces, &op->piece_rank, input_here))
+        return false;
+    uint64_t chunk = op->pieces++;
+    op->piece_rank = 0;
+    if (op->mismatch)
+        return true;
+    op->algorithm->make_piece(op, chunk);
+    struct group_slot *slot = &group->slots[group_slot_of(group, op->number, chunk)];
+    atomic_store_explicit(&slot->piece, GROUP_X(op->number, chunk), memory_order_release);
+    messaged_enqueue(group, op, chunk, MESSAGED_PIECE, 0);
     return true;
 }
 
@@ -92,9 +172,9 @@ static bool raise_ready(struct hdl_group *group)
 {
     struct messaged *m = messaged_of(group);
     struct hdl_op *op = m->readying;
-    if (!op || op->pieces == op->published)
+    if (!op || op->ready == op->published)
         return false;
-    uint64_t chunk = op->pieces;
+    uint64_t chunk = op->ready;
     uint64_t x = GROUP_X(op->number, chunk);
     uint64_t begin = group_ready_begin(group);
     if ((begin & GROUP_READY_FROZEN) ||
@@ -102,11 +182,12 @@ static bool raise_ready(struct hdl_group *group)
         return false;
     if (!arrived(op, chunk) || !group_ready_raise(group, begin, x))
         return false;
-    atomic_store_explicit(&group->head->ready, messaged_word(messaged_attempt(group, x), x),
+    atomic_store_explicit(&group->head->ready,
+                          messaged_word(messaged_attempt(group, x), x),
                           memory_order_release);
-    op->pieces++;
-    op->piece_rank = 0;
-    if (op->pieces == op->num_chunks && !op->unsized)
+    op->ready++;
+    op->ready_rank = 0;
+    if (op->ready == op->num_chunks && !op->unsized)
         m->readying = group_next_open(group, op);
     return true;
 }
@@ -156,7 +237,7 @@ static bool pull(struct hdl_group *group)
     if (!node)
         return false;
     struct hdl_op *op = base_container_of(node, struct hdl_op, node);
-    if (op->pulled == op->pieces || !all_ready(op, op->pulled))
+    if (op->pulled == op->ready || !all_ready(op, op->pulled))
         return false;
     finish(group, op, op->pulled);
     return true;
@@ -174,6 +255,7 @@ static bool messaged_progress(struct hdl_group *group)
     bool moved = net_poll(group->engine->net) > 0;
     for (;;) {
         bool step = publish(group);
+        step |= make_piece(group);
         step |= raise_ready(group);
         step |= messaged_push(group);
         step |= pull(group);
@@ -195,7 +277,7 @@ static void finish_settled(struct hdl_group *group)
 {
     for (struct base_list *node; (node = base_list_first(&group->queue));) {
         struct hdl_op *op = base_container_of(node, struct hdl_op, node);
-        if (op->pulled == op->pieces ||
+        if (op->pulled == op->ready ||
             GROUP_X(op->number, op->pulled) > group->seen->ctl->settled)
             break;
         finish(group, op, op->pulled);
@@ -215,18 +297,32 @@ static void fall_back(struct hdl_group *group, uint64_t x)
             kept = op->published;
         else if (op->number == GROUP_X_OP(x))
             kept = GROUP_X_CHUNK(x) + 1;
-        if (kept < op->pieces) {
-            group_count(&group->counters.redone_chunks, op->pieces - kept);
-            op->pieces = kept;
+        if (kept < op->ready) {
+            group_count(&group->counters.redone_chunks, op->ready - kept);
+            op->ready = kept;
         }
-        if (op->pieces == 0)
+        if (op->ready == 0)
             op->mismatch = false;
         if (op->published > 0)
             op->direct = true;
+        op->use_pieces = false;
         op->wait_rank = 0;
         op->piece_rank = 0;
-        if (!m->readying && (op->unsized || op->pieces < op->num_chunks))
+        op->ready_rank = 0;
+        if (!m->readying && (op->unsized || op->ready < op->num_chunks))
             m->readying = op;
+    }
+}
+
+/* Open chunks go out again: to new receivers, and whole where shares had been sent. */
+static void push_again(struct hdl_group *group)
+{
+    messaged_requeue(group);
+    base_list_each(node, after, &group->queue)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        for (uint64_t chunk = op->pulled; chunk < op->published; chunk++)
+            messaged_enqueue(group, op, chunk, input_kind(op), op->chunk_bytes);
     }
 }
 
@@ -236,6 +332,7 @@ static void messaged_adopt(struct hdl_group *group, const struct group_view *old
     finish_settled(group);
     fall_back(group, group_ready_x(group, group_ready_begin(group)));
     messaged_hosts_adopt(group);
+    push_again(group);
 }
 
 /* --------------------------------------------------------------------- life, queries */
@@ -244,7 +341,8 @@ static enum hdl_status messaged_open(struct hdl_group *group)
 {
     if (group->ahead < group->shape.window_chunks / 2)
         group->ahead = group->shape.window_chunks / 2;
-    /* The first view has the handles by which hosts are told apart. No operation runs yet. */
+    /* The first view has the handles by which hosts are told apart. No operation runs
+     * yet. */
     atomic_fetch_add(&group->view_readers, 1);
     atomic_store_explicit(&group->seen, atomic_load(&group->view), memory_order_release);
     enum hdl_status status = messaged_hosts_open(group);

@@ -27,6 +27,7 @@ static bool shape_init(struct messaged_shape *shape, uint32_t window_chunks,
     size_t end = PAGE;
     if (!area(&end, window_chunks, sizeof(struct group_slot), &shape->slots) ||
         !area(&end, window_chunks, chunk_bytes, &shape->data) ||
+        !area(&end, window_chunks, chunk_bytes, &shape->pieces) ||
         !area(&end, 1, sizeof(struct group_intake), &shape->intake) ||
         !area(&end, GROUP_CELLS, sizeof(struct group_cell), &shape->cells) ||
         !area(&end, GROUP_FRAGMENTS, GROUP_FRAGMENT_BYTES, &shape->bulk))
@@ -62,7 +63,8 @@ static bool same_host(struct hdl_group *group, uint32_t a, uint32_t b)
     if (a == b)
         return true;
     return one && two &&
-           net_handles_mapped(group->engine->net, one->data, one->size, two->data, two->size);
+           net_handles_mapped(group->engine->net, one->data, one->size, two->data,
+                              two->size);
 }
 
 static bool occupied(const struct hdl_group *group, uint32_t rank)
@@ -101,7 +103,7 @@ static bool alloc_targets(struct hdl_group *group, struct messaged *m)
     m->host = base_alloc(env, capacity, sizeof(*m->host));
     m->heads = base_alloc(env, capacity, sizeof(*m->heads));
     m->own_host = base_alloc(env, capacity, sizeof(*m->own_host));
-    m->entries = base_alloc(env, 2 * (size_t)chunks, sizeof(*m->entries));
+    m->entries = base_alloc(env, 4 * (size_t)chunks, sizeof(*m->entries));
     if (!m->targets || !m->host || !m->heads || !m->own_host || !m->entries)
         return false;
     for (uint32_t t = 0; t < capacity; t++) {
@@ -159,10 +161,10 @@ void messaged_hosts_close(struct hdl_group *group)
 
 /* --------------------------------------------------------------------- receivers */
 
-/* Who of `ranks` receives the slots of `source`: all ranks find the same, and the loss of one
- * receiver moves only what it received. -1: nobody is left. */
-static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks, uint32_t n,
-                           uint32_t source)
+/* Who of `ranks` receives the slots of `source`: all ranks find the same, and the loss of
+ * one receiver moves only what it received. -1: nobody is left. */
+static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks,
+                           uint32_t n, uint32_t source)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t rank = ranks[(source + i) % n];
@@ -174,18 +176,13 @@ static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks,
 
 static void set_target(struct hdl_group *group, struct messaged_target *target)
 {
-    struct messaged *m = messaged_of(group);
     const struct group_view *view = group->seen;
-    int32_t receiver =
-        receiver_of(view, target->ranks, target->num_ranks, group->rank);
+    int32_t receiver = receiver_of(view, target->ranks, target->num_ranks, group->rank);
     if (receiver == target->receiver)
         return;
     target->receiver = receiver;
     target->remote = receiver < 0 ? NULL : group->peer[receiver].remote;
-    /* The new one has nothing of what is open. Entries whose slot holds something newer are
-     * skipped: everybody has had them. */
-    uint64_t kept = 2 * (uint64_t)group->shape.window_chunks;
-    target->pushed = m->published > kept ? m->published - kept : 0;
+    /* The new one has nothing of what is open: it is queued again. */
     target->head_pushed = false;
     target->ready_told = 0;
     target->done_told = 0;
@@ -202,14 +199,16 @@ static void set_source(struct hdl_group *group, uint32_t rank)
         return;
     }
     int32_t receiver = receiver_of(group->seen, m->own_host, m->num_own_host, rank);
-    char *mirror = mirror_at(group, receiver < 0 ? group->rank : (uint32_t)receiver, rank);
+    char *mirror =
+        mirror_at(group, receiver < 0 ? group->rank : (uint32_t)receiver, rank);
     m->heads[rank] = (const struct group_head *)(const void *)mirror;
     peer->slots = (struct group_slot *)(void *)(mirror + m->shape.slots);
     peer->data = mirror + m->shape.data;
+    peer->pieces = mirror + m->shape.pieces;
 }
 
-/* Nothing goes to a lost rank any more, and nobody need try to reach it. What it wrote stays
- * in the mirrors here. */
+/* Nothing goes to a lost rank any more, and nobody need try to reach it. What it wrote
+ * stays in the mirrors here. */
 static void drop_absent(struct hdl_group *group)
 {
     const struct messaged *m = messaged_of(group);

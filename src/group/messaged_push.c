@@ -11,21 +11,22 @@
 /*
  * For each published chunk and each other host that reads it, in this order:
  *
- *   chunk 0:  [slot header]  [payload, raises seq]     or, without payload or with one that
- *                                                      fits the header: [header, raises seq]
- *   others:   [payload, raises seq]
+ *   chunk 0:  [slot header]  [payload, raises seq]     or, without payload or with one
+ * that fits the header: [header, raises seq] others:   [payload, raises seq]
  *
- * A header goes as a small message, which a payload's signal never overtakes. net_put may have
- * no room: then the cursor stays where it is.
+ * A header goes as a small message, which a payload's signal never overtakes. net_put may
+ * have no room: then the cursor stays where it is.
  */
 
 static struct messaged_entry *entry_at(const struct hdl_group *group, uint64_t position)
 {
-    return &messaged_of(group)->entries[position % (2 * (uint64_t)group->shape.window_chunks)];
+    return &messaged_of(group)
+                ->entries[position % (4 * (uint64_t)group->shape.window_chunks)];
 }
 
 /* Payloads made of one block for each rank: where they lie, how long the longest is. */
-static void set_blocks(const struct hdl_op *op, uint64_t chunk, struct messaged_entry *entry)
+static void set_blocks(const struct hdl_op *op, uint64_t chunk,
+                       struct messaged_entry *entry)
 {
     size_t begin, most = 0;
     switch (op->desc.kind) {
@@ -50,14 +51,16 @@ static void set_blocks(const struct hdl_op *op, uint64_t chunk, struct messaged_
     entry->used = most * op->elem;
 }
 
-void messaged_enqueue(struct hdl_group *group, const struct hdl_op *op, uint64_t chunk,
-                      size_t payload)
+void messaged_enqueue(struct hdl_group *group, struct hdl_op *op, uint64_t chunk,
+                      enum messaged_what what, size_t payload)
 {
     struct messaged *m = messaged_of(group);
     struct messaged_entry *entry = entry_at(group, m->published);
     *entry = (struct messaged_entry){
         .x = GROUP_X(op->number, chunk),
         .slot = group_slot_of(group, op->number, chunk),
+        .what = what,
+        .op = op,
         .desc = op->desc,
         .payload = payload,
         .inlined = op->inlined,
@@ -66,22 +69,34 @@ void messaged_enqueue(struct hdl_group *group, const struct hdl_op *op, uint64_t
     m->published++;
 }
 
+void messaged_requeue(struct hdl_group *group)
+{
+    struct messaged *m = messaged_of(group);
+    for (uint32_t t = 0; t < m->num_targets; t++) {
+        m->targets[t].pushed = m->published;
+        m->targets[t].head_pushed = false;
+    }
+}
+
 /* The cursors of all targets must stay within the ring. */
 bool messaged_room(const struct hdl_group *group)
 {
     const struct messaged *m = messaged_of(group);
     for (uint32_t t = 0; t < m->num_targets; t++)
-        if (m->targets[t].receiver >= 0 &&
-            m->published - m->targets[t].pushed >= 2 * (uint64_t)group->shape.window_chunks)
+        if (m->targets[t].receiver >= 0 && m->published - m->targets[t].pushed >=
+                                               2 * (uint64_t)group->shape.window_chunks)
             return false;
     return true;
 }
 
 /* Does anybody on the target's host wait for this rank's chunk? For the first all do. */
-static bool is_waited_for(const struct hdl_group *group, const struct messaged_target *target,
+static bool is_waited_for(const struct hdl_group *group,
+                          const struct messaged_target *target,
                           const struct messaged_entry *entry)
 {
     const struct messaged *m = messaged_of(group);
+    if (entry->what == MESSAGED_PART)
+        return true;
     switch (entry->desc.kind) {
     case GROUP_GATHER:
     case GROUP_GATHERV:
@@ -108,7 +123,8 @@ static size_t slot_offset(const struct hdl_group *group, uint32_t slot)
 }
 
 /* The header behind seq: hash, inline payload, descriptor. */
-static enum hdl_status push_header(struct hdl_group *group, struct messaged_target *target,
+static enum hdl_status push_header(struct hdl_group *group,
+                                   struct messaged_target *target,
                                    const struct messaged_entry *entry, bool signal)
 {
     size_t at = slot_offset(group, entry->slot);
@@ -116,27 +132,78 @@ static enum hdl_status push_header(struct hdl_group *group, struct messaged_targ
     size_t end = offsetof(struct group_slot, reserved1);
     return net_put(target->remote, at + begin,
                    (const char *)&group->slots[entry->slot] + begin, end - begin,
-                   signal ? at + offsetof(struct group_slot, seq) : NET_NO_SIGNAL, entry->x,
-                   HDL_SIGNAL_SET);
+                   signal ? at + offsetof(struct group_slot, seq) : NET_NO_SIGNAL,
+                   entry->x, HDL_SIGNAL_SET);
 }
 
-/* The part of the payload that ranks of the target's host read. */
-static enum hdl_status push_payload(struct hdl_group *group, struct messaged_target *target,
-                                    const struct messaged_entry *entry)
+/* Bytes of the chunk that the ranks of the target's host reduce. */
+static void shares_of(const struct messaged_target *target,
+                      const struct messaged_entry *entry, size_t *begin, size_t *end)
 {
-    size_t begin = 0, end = entry->payload;
-    if (entry->stride) {
-        begin = target->low * entry->stride;
+    *begin = SIZE_MAX;
+    *end = 0;
+    for (uint32_t i = 0; i < target->num_ranks; i++) {
+        size_t at,
+            n = mapped_share(entry->op, target->ranks[i], GROUP_X_CHUNK(entry->x), &at);
+        if (n == 0)
+            continue;
+        *begin = base_min_size(*begin, at * entry->op->elem);
+        *end = base_max_size(*end, (at + n) * entry->op->elem);
+    }
+    if (*end == 0)
+        *begin = 0;
+}
+
+/* The part of the payload that ranks of the target's host read, and the word it raises.
+ */
+static size_t payload_range(const struct hdl_group *group,
+                            const struct messaged_target *target,
+                            const struct messaged_entry *entry, size_t *begin)
+{
+    size_t end = entry->payload;
+    *begin = 0;
+    if (entry->what == MESSAGED_PIECE) {
+        size_t n = mapped_share(entry->op, group->rank, GROUP_X_CHUNK(entry->x), begin);
+        *begin *= entry->op->elem;
+        return n * entry->op->elem;
+    }
+    if (entry->what == MESSAGED_PART) {
+        shares_of(target, entry, begin, &end);
+    } else if (entry->stride) {
+        *begin = target->low * entry->stride;
         end = target->high * entry->stride + entry->used;
     }
-    if (end > group->shape.chunk_bytes)
-        end = group->shape.chunk_bytes;
+    return base_min_size(end, group->shape.chunk_bytes) - *begin;
+}
+
+static size_t raised_word(const struct messaged_entry *entry)
+{
+    switch (entry->what) {
+    case MESSAGED_PART:
+        return offsetof(struct group_slot, part);
+    case MESSAGED_FULL:
+        return offsetof(struct group_slot, full);
+    case MESSAGED_PIECE:
+        return offsetof(struct group_slot, piece);
+    case MESSAGED_INPUT:
+        break;
+    }
+    return offsetof(struct group_slot, seq);
+}
+
+static enum hdl_status push_payload(struct hdl_group *group,
+                                    struct messaged_target *target,
+                                    const struct messaged_entry *entry)
+{
+    const struct messaged_shape *shape = &messaged_of(group)->shape;
+    bool piece = entry->what == MESSAGED_PIECE;
+    size_t begin, bytes = payload_range(group, target, entry, &begin);
     size_t in_slot = entry->slot * group->shape.chunk_bytes + begin;
     enum hdl_status status = net_put(
-        target->remote, mirror_offset(group) + messaged_of(group)->shape.data + in_slot,
-        group->data + in_slot, end - begin,
-        slot_offset(group, entry->slot) + offsetof(struct group_slot, seq), entry->x,
-        HDL_SIGNAL_SET);
+        target->remote,
+        mirror_offset(group) + (piece ? shape->pieces : shape->data) + in_slot,
+        (piece ? group->pieces : group->data) + in_slot, bytes,
+        slot_offset(group, entry->slot) + raised_word(entry), entry->x, HDL_SIGNAL_SET);
     if (status == HDL_OK)
         target->tickets[entry->slot] = net_put_count(target->remote);
     return status;
@@ -146,18 +213,21 @@ static enum hdl_status push_entry(struct hdl_group *group, struct messaged_targe
                                   const struct messaged_entry *entry)
 {
     const struct group_slot *slot = &group->slots[entry->slot];
-    bool first = GROUP_X_CHUNK(entry->x) == 0;
-    /* Superseded, or of an operation that ended early: everybody has what it needs. */
+    bool first = GROUP_X_CHUNK(entry->x) == 0 && entry->what != MESSAGED_PIECE;
+    bool plain = entry->what == MESSAGED_INPUT;
+    /* Superseded, or of an operation that ended early: then its descriptor is all that
+     * somebody may still lack. */
+    bool over = entry->x <= group->done;
     if (atomic_load_explicit(&slot->seq, memory_order_relaxed) != entry->x ||
-        (!first && entry->x <= group->done))
+        (over && (!first || target->head_pushed)))
         return HDL_OK;
-    bool waited_for = is_waited_for(group, target, entry);
+    bool waited_for = !over && is_waited_for(group, target, entry);
     if (!first && !waited_for)
         return HDL_OK;
-    if (!waited_for || entry->payload == 0 || entry->inlined)
+    if (!waited_for || (plain && (entry->payload == 0 || entry->inlined)))
         return push_header(group, target, entry, true);
     if (first && !target->head_pushed) {
-        enum hdl_status status = push_header(group, target, entry, false);
+        enum hdl_status status = push_header(group, target, entry, !plain);
         if (status != HDL_OK)
             return status;
         target->head_pushed = true;
@@ -171,9 +241,9 @@ static enum hdl_status push_ready(struct hdl_group *group, struct messaged_targe
     uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);
     uint64_t done = group->done;
     size_t at = mirror_offset(group);
-    enum hdl_status status =
-        net_put(target->remote, at + offsetof(struct group_head, done), &done, sizeof(done),
-                at + offsetof(struct group_head, ready), word, HDL_SIGNAL_SET);
+    enum hdl_status status = net_put(
+        target->remote, at + offsetof(struct group_head, done), &done, sizeof(done),
+        at + offsetof(struct group_head, ready), word, HDL_SIGNAL_SET);
     if (status == HDL_OK) {
         target->ready_told = word;
         target->done_told = done;
@@ -181,7 +251,8 @@ static enum hdl_status push_ready(struct hdl_group *group, struct messaged_targe
     return status;
 }
 
-/* A broken put cannot be repaired here: bounds are ours, so it is a fault of this program. */
+/* A broken put cannot be repaired here: bounds are ours, so it is a fault of this
+ * program. */
 static bool settled(struct hdl_group *group, enum hdl_status status)
 {
     if (status == HDL_OK)
@@ -192,7 +263,8 @@ static bool settled(struct hdl_group *group, enum hdl_status status)
     return false;
 }
 
-static bool push_target(struct hdl_group *group, struct messaged_target *target, bool say_done)
+static bool push_target(struct hdl_group *group, struct messaged_target *target,
+                        bool say_done)
 {
     struct messaged *m = messaged_of(group);
     bool moved = false;
@@ -206,7 +278,8 @@ static bool push_target(struct hdl_group *group, struct messaged_target *target,
         moved = true;
     }
     uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);
-    bool news = word != target->ready_told || (say_done && group->done != target->done_told);
+    bool news =
+        word != target->ready_told || (say_done && group->done != target->done_told);
     if (news && settled(group, push_ready(group, target)))
         moved = true;
     return moved;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Messages to a peer on another host: cells, fragments and counters put into its mirror. */
+/* Messages to a peer on another host: cells, fragments and counters put into its mirror.
+ */
 #include "group/messaged.h"
 
 #include <stddef.h>
@@ -10,8 +11,8 @@
 #include "net/net.h"
 
 /*
- * stream_mapped.c writes into the own segment, as for a mapped peer; here the same bytes go to
- * the same places of the peer's mirror of this rank:
+ * stream_mapped.c writes into the own segment, as for a mapped peer; here the same bytes
+ * go to the same places of the peer's mirror of this rank:
  *
  *     cell with payload or announcement   one small message, raises the cell's position
  *     cell with a fragment                its words, then the fragment, which raises it
@@ -45,7 +46,8 @@ static size_t fragment_bytes(const struct group_cell *cell)
     return note.bytes;
 }
 
-static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank, uint64_t position)
+static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank,
+                                 uint64_t position)
 {
     const struct messaged_shape *shape = &messaged_of(group)->shape;
     struct hdl_peer_window *remote = group->peer[rank].remote;
@@ -63,8 +65,8 @@ static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank, uint64_
         return status;
     size_t in_bulk = cell->fragment % GROUP_FRAGMENTS * (size_t)GROUP_FRAGMENT_BYTES;
     const char *data = group_segment_bulk(&group->shape, group->segment, rank) + in_bulk;
-    return net_put(remote, mirror_offset(group) + shape->bulk + in_bulk, data, fragment, raise,
-                   position, HDL_SIGNAL_SET);
+    return net_put(remote, mirror_offset(group) + shape->bulk + in_bulk, data, fragment,
+                   raise, position, HDL_SIGNAL_SET);
 }
 
 /* Counters of what this rank has taken from the peer. */
@@ -72,17 +74,18 @@ static enum hdl_status push_counters(struct hdl_group *group, uint32_t rank,
                                      struct group_p2p_peer *peer,
                                      const struct group_intake *intake)
 {
-    uint64_t words[3] = {atomic_load_explicit(&intake->cells, memory_order_relaxed),
-                         atomic_load_explicit(&intake->fragments, memory_order_relaxed),
-                         atomic_load_explicit(&intake->grants_taken, memory_order_relaxed)};
+    uint64_t words[3] = {
+        atomic_load_explicit(&intake->cells, memory_order_relaxed),
+        atomic_load_explicit(&intake->fragments, memory_order_relaxed),
+        atomic_load_explicit(&intake->grants_taken, memory_order_relaxed)};
     static_assert(offsetof(struct group_intake, grants_taken) == 2 * sizeof(uint64_t),
                   "three words in a row");
     if (words[0] == peer->told_cells && words[1] == peer->told_fragments &&
         words[2] == peer->told_taken)
         return HDL_OK;
-    enum hdl_status status =
-        net_put(group->peer[rank].remote, mirror_offset(group) + messaged_of(group)->shape.intake,
-                words, sizeof(words), NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
+    enum hdl_status status = net_put(
+        group->peer[rank].remote, mirror_offset(group) + messaged_of(group)->shape.intake,
+        words, sizeof(words), NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
     if (status == HDL_OK) {
         peer->told_cells = words[0];
         peer->told_fragments = words[1];
@@ -171,7 +174,8 @@ struct group_exposure messaged_stream_exposed(const struct hdl_op *op)
     const struct exposure *exposure = op ? op->transport : NULL;
     if (!exposure)
         return (struct group_exposure){0};
-    return (struct group_exposure){.key = exposure->memory.key, .base = exposure->memory.base};
+    return (struct group_exposure){.key = exposure->memory.key,
+                                   .base = exposure->memory.base};
 }
 
 void messaged_stream_release(struct hdl_group *group, struct hdl_op *op)
@@ -189,10 +193,11 @@ bool messaged_stream_put(struct hdl_group *group, uint32_t rank, struct hdl_op *
     const struct net_exposed target = {
         .key = peer->target.key, .base = peer->target.base, .bytes = op->bytes};
     bool moved = false;
-    while (op->moved < op->bytes && net_put_count(remote) - net_put_done(remote) < IN_FLIGHT) {
+    while (op->moved < op->bytes &&
+           net_put_count(remote) - net_put_done(remote) < IN_FLIGHT) {
         size_t bytes = base_min_size(op->bytes - op->moved, piece_bytes);
-        enum hdl_status status = net_put_exposed(remote, &target, op->moved,
-                                                 (const char *)op->src + op->moved, bytes);
+        enum hdl_status status = net_put_exposed(
+            remote, &target, op->moved, (const char *)op->src + op->moved, bytes);
         if (status != HDL_OK) {
             if (status != HDL_PENDING && status != HDL_EPEER)
                 group_end(group, status, base_detail());

@@ -107,10 +107,12 @@ struct hdl_op {
     uint64_t num_chunks;
     uint64_t published; /* chunks */
     uint64_t pieces;
+    uint64_t ready; /* messaged: chunks of which this rank has everything */
     uint64_t pulled;
     uint32_t ahead;      /* chunks that may be published and not pulled */
     uint32_t wait_rank;  /* ranks below it have arrived, for chunk `pulled` */
     uint32_t piece_rank; /* the same for chunk `pieces` */
+    uint32_t ready_rank; /* the same for chunk `ready` */
 
     int64_t started_ns; /* first tick that saw it, 0 = none yet */
     int64_t deadline_ns;

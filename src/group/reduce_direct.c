@@ -76,6 +76,21 @@ static size_t share(const struct hdl_op *op, uint64_t chunk, size_t n, size_t in
     return n - *begin < part ? n - *begin : part;
 }
 
+size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size_t *begin)
+{
+    size_t at, n = mapped_range(op, chunk, op->desc.count, &at);
+    size_t ranks = 0, index = 0;
+    *begin = 0;
+    if (!mapped_takes_part(op, rank, chunk))
+        return 0;
+    for (uint32_t r = 0; r < op->group->capacity; r++) {
+        bool part = mapped_takes_part(op, r, chunk);
+        ranks += part;
+        index += part && r < rank;
+    }
+    return share(op, chunk, n, index, ranks, begin);
+}
+
 static void make_piece(struct hdl_op *op, uint64_t chunk)
 {
     struct hdl_group *group = op->group;

@@ -89,7 +89,11 @@ struct group_slot {
     uint64_t reserved1[2];
     /* line 2 */
     _Atomic uint64_t piece; /* x whose piece is complete */
-    uint64_t reserved2[15];
+    /* Messaged reductions: x whose input is here in the shares of the ranks of this host, or
+     * as a whole. */
+    _Atomic uint64_t part;
+    _Atomic uint64_t full;
+    uint64_t reserved2[13];
 };
 static_assert(sizeof(struct group_slot) == 256, "slot header is four lines");
 static_assert(offsetof(struct group_slot, desc) == 64, "small operations move one line");

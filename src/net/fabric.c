@@ -214,8 +214,9 @@ static enum hdl_status wish_key(const struct net_fabric *fabric, uint64_t *wish)
 }
 
 /* Lets peers who know the key write; under the lock. */
-static enum hdl_status register_memory(struct net_fabric *fabric, void *data, size_t bytes,
-                                       struct net_exposed *exposed, struct fid_mr **mr)
+static enum hdl_status register_memory(struct net_fabric *fabric, void *data,
+                                       size_t bytes, struct net_exposed *exposed,
+                                       struct fid_mr **mr)
 {
     uint64_t wish;
     int mode = fabric->info->domain_attr->mr_mode;

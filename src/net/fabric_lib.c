@@ -42,8 +42,8 @@ static void shrink_rxm(void)
     (void)setenv("FI_OFI_RXM_MSG_RX_SIZE", "128", 0);
 }
 
-/* Without these the EFA provider of libfabric 1.11 to 1.14 aborts the process when it forks,
- * even where there is no EFA device. */
+/* Without these the EFA provider of libfabric 1.11 to 1.14 aborts the process when it
+ * forks, even where there is no EFA device. */
 static void allow_fork(void)
 {
     (void)setenv("RDMAV_FORK_SAFE", "1", 0);

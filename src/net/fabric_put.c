@@ -170,8 +170,8 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset,
 }
 
 static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
-                                          const struct net_exposed *exposed, size_t offset,
-                                          const void *src, size_t bytes)
+                                          const struct net_exposed *exposed,
+                                          size_t offset, const void *src, size_t bytes)
 {
     if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
         return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);

@@ -137,8 +137,8 @@ enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
 uint64_t net_put_count(const struct hdl_peer_window *remote);
 uint64_t net_put_done(const struct hdl_peer_window *remote);
 /*
- * Memory of the application that one messaged peer may write for a while: a large message then
- * goes straight to where it belongs. HDL_ENOTSUP if there is no fabric.
+ * Memory of the application that one messaged peer may write for a while: a large message
+ * then goes straight to where it belongs. HDL_ENOTSUP if there is no fabric.
  */
 struct net_exposed {
     uint64_t key; /* what the peer must know; travels as these three words */

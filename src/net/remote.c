@@ -175,8 +175,8 @@ enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
                                 const void *src, size_t bytes)
 {
     if (offset > exposed->bytes || bytes > exposed->bytes - offset)
-        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the exposed %llu", bytes,
-                         offset, (unsigned long long)exposed->bytes);
+        return base_fail(HDL_EINVAL, "put of %zu bytes at %zu exceeds the exposed %llu",
+                         bytes, offset, (unsigned long long)exposed->bytes);
     if (!remote->ops->put_exposed)
         return base_fail(HDL_ENOTSUP, "rank %d is mapped", remote->rank);
     return remote->ops->put_exposed(remote, exposed, offset, src, bytes);
