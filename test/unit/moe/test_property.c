@@ -24,7 +24,7 @@
 enum { STEPS = 6 };
 
 struct input {
-    void *rows;
+    void *memory, *rows;
     uint8_t *scales;
     int64_t *ids;
     int32_t *ids32;
@@ -178,7 +178,9 @@ static void draw_input(struct trial *t, int step, uint32_t rank)
     size_t m = c->shape.max_tokens, h = c->shape.hidden, tokens = pick(t, m + 1);
     if (pick(t, 4) == 0)
         tokens = m;
-    in->rows = block(m * c->row_in_bytes, 0xff);
+    in->memory = block(m * c->row_in_bytes, 0xff);
+    in->rows =
+        (uint8_t *)in->memory + base_dtype_size(c->dtype); /* aligned to an element */
     draw_row(t, c->dtype, in->rows, m * h);
     in->scales = block(m * c->shape.row_scales, 0xff);
     for (size_t i = 0; i < m * c->shape.row_scales; i++)
@@ -211,14 +213,21 @@ static void draw_input(struct trial *t, int step, uint32_t rank)
 /* The members of a DP group hold the same tokens. */
 static void copy_group(struct trial *t, int step, uint32_t rank)
 {
-    uint32_t first = rank - rank % t->config.shape.dp;
-    struct moe_reference_rank own = t->ranks_of[step][rank];
+    const struct moe_config *c = &t->config;
+    uint32_t first = rank - rank % c->shape.dp;
+    struct moe_reference_rank *own = &t->ranks_of[step][rank];
+    const struct moe_reference_rank *other = &t->ranks_of[step][first];
+    struct input *to = &t->inputs[step][rank];
+    const struct input *from = &t->inputs[step][first];
+    size_t entries = c->shape.max_tokens * (size_t)c->shape.top_k;
     if (first == rank)
         return;
-    t->ranks_of[step][rank] = t->ranks_of[step][first];
-    t->ranks_of[step][rank].outputs = own.outputs;
-    t->inputs[step][rank].ids32 = t->inputs[step][first].ids32;
-    t->inputs[step][rank].weights = t->inputs[step][first].weights;
+    memcpy(to->rows, from->rows, c->shape.max_tokens * c->row_in_bytes);
+    memcpy(to->scales, from->scales, c->shape.max_tokens * (size_t)c->shape.row_scales);
+    memcpy(to->ids, from->ids, entries * 8);
+    memcpy(to->ids32, from->ids32, entries * 4);
+    memcpy(to->weights, from->weights, entries * 4);
+    own->tokens = other->tokens;
 }
 
 /* Everybody masks the same ranks among the others. */
@@ -234,13 +243,11 @@ static void draw_masks(struct trial *t, int step)
     }
 }
 
-static bool draw(struct trial *t, uint64_t seed)
+/* Inputs of all steps for options that are set. */
+static bool draw_steps(struct trial *t)
 {
     struct base_env env;
-    memset(t, 0, sizeof(*t));
-    t->seed = seed;
     base_env_init(&env);
-    draw_options(t);
     if (moe_config_init(&env, &t->config, &t->opts, (int32_t)t->ranks, false) != HDL_OK)
         return false;
     for (int s = 0; s < STEPS; s++) {
@@ -252,6 +259,14 @@ static bool draw(struct trial *t, uint64_t seed)
         draw_masks(t, s);
     }
     return true;
+}
+
+static bool draw(struct trial *t, uint64_t seed)
+{
+    memset(t, 0, sizeof(*t));
+    t->seed = seed;
+    draw_options(t);
+    return draw_steps(t);
 }
 
 /* -------------------------------------------------------------------------- running */
@@ -493,14 +508,11 @@ static void free_trial(struct trial *t)
     for (int s = 0; s < STEPS; s++) {
         for (uint32_t r = 0; r < t->ranks; r++) {
             struct input *in = &t->inputs[s][r];
-            bool own = r % t->config.shape.dp == 0;
-            free(in->rows);
+            free(in->memory);
             free(in->scales);
             free(in->ids);
-            if (own)
-                free(in->ids32);
-            if (own)
-                free(in->weights);
+            free(in->ids32);
+            free(in->weights);
             free(in->outputs);
             free(in->bias[0]);
             free(in->bias[1]);
@@ -516,42 +528,99 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
-static void test_against_oracle(void **state)
+static struct trial t;
+
+/* All steps on all ranks, from a step number near a wrap. */
+static void run_trial(uint64_t seed)
 {
     static const uint64_t starts[] = {1, (1 << 15) - 3, (1 << 16) - 3,
                                       (UINT64_C(1) << 32) - 3};
-    static struct trial t;
+    struct crowd *c = crowd_create(t.ranks, t.kind, &t.opts, seed % 3);
+    for (uint32_t r = 0; r < t.ranks; r++) {
+        c->rank[r].user = &t;
+        moe_exchange_start_at(c->rank[r].moe, starts[seed % 4]);
+    }
+    pthread_barrier_init(&t.meeting, NULL, t.ranks);
+    crowd_run(c, body);
+    pthread_barrier_destroy(&t.meeting);
+    crowd_destroy(c);
+    if (t.failures)
+        fail_msg(
+            "seed %llu: ranks %u experts %d k %d hidden %d layout %d dtype %d format "
+            "%d wire %d exact %d late %d dp %d kind %d lanes %d",
+            (unsigned long long)seed, t.ranks, t.opts.num_experts, t.opts.top_k,
+            t.opts.hidden, t.opts.layout, t.opts.dtype, t.opts.format,
+            t.opts.combine_wire, t.opts.exact, t.late, t.opts.dp_size, t.kind,
+            t.opts.lanes);
+    free_trial(&t);
+}
+
+static void test_against_oracle(void **state)
+{
     uint64_t first = from_environment("HEDDLE_TEST_SEED", 1), ran = 0;
     uint64_t trials = from_environment("HEDDLE_TEST_TRIALS", 200);
     for (uint64_t seed = first; seed < first + trials; seed++) {
         if (!draw(&t, seed))
             continue;
-        struct crowd *c = crowd_create(t.ranks, t.kind, &t.opts, seed % 3);
-        for (uint32_t r = 0; r < t.ranks; r++) {
-            c->rank[r].user = &t;
-            moe_exchange_start_at(c->rank[r].moe, starts[seed % 4]);
-        }
-        pthread_barrier_init(&t.meeting, NULL, t.ranks);
-        crowd_run(c, body);
-        pthread_barrier_destroy(&t.meeting);
-        crowd_destroy(c);
+        run_trial(seed);
         ran += STEPS;
-        if (t.failures)
-            fail_msg(
-                "seed %llu: ranks %u experts %d k %d hidden %d layout %d dtype %d format "
-                "%d wire %d exact %d late %d dp %d kind %d lanes %d",
-                (unsigned long long)seed, t.ranks, t.opts.num_experts, t.opts.top_k,
-                t.opts.hidden, t.opts.layout, t.opts.dtype, t.opts.format,
-                t.opts.combine_wire, t.opts.exact, t.late, t.opts.dp_size, t.kind,
-                t.opts.lanes);
-        free_trial(&t);
     }
     printf("%llu steps of %llu drawn exchanges\n", (unsigned long long)ran,
            (unsigned long long)(ran / STEPS));
 }
 
+/* A fixed shape, other things drawn. */
+static void run_shape(uint32_t ranks, int experts, int k, int hidden,
+                      enum hdl_dtype dtype, enum hdl_moe_format format)
+{
+    uint64_t seed = ranks * 1000003u + (uint64_t)(experts * 1009 + k * 17 + hidden);
+    memset(&t, 0, sizeof(t));
+    t.seed = seed;
+    t.ranks = ranks;
+    t.kind = (enum crowd_kind)(seed % 3);
+    t.opts = (struct hdl_moe_opts){.size = sizeof(t.opts),
+                                   .num_experts = experts,
+                                   .top_k = k,
+                                   .hidden = hidden,
+                                   .max_tokens = 3,
+                                   .dtype = dtype,
+                                   .format = format,
+                                   .layout = (enum hdl_moe_layout)(seed % 4)};
+    assert_true(draw_steps(&t));
+    run_trial(seed);
+}
+
+static void test_sizes(void **state)
+{
+    static const uint32_t ranks[] = {1, 2, 3, 5, 6, 7, 8, 17, 18};
+    static const int ks[] = {1, 2, 8, 9, 16, 32, 33, 64}, times[] = {1, 2, 7};
+    for (size_t r = 0; r < 9; r++)
+        for (size_t m = 0; m < 3; m++)
+            for (size_t i = 0; i < 8; i++) {
+                int experts = (int)ranks[r] * times[m];
+                if (ks[i] <= experts && (ranks[r] < 9 || i % 3 == 0))
+                    run_shape(ranks[r], experts, ks[i], 8, HDL_BF16, HDL_MOE_PLAIN);
+            }
+}
+
+static void test_hidden(void **state)
+{
+    static const int hidden[] = {1,   7,   16,  100,  127,  128,
+                                 129, 130, 256, 1000, 2880, 7168};
+    for (size_t i = 0; i < 12; i++) {
+        run_shape(2, 4, 2, hidden[i], HDL_BF16, HDL_MOE_PLAIN);
+        run_shape(2, 4, 2, hidden[i], HDL_F32, HDL_MOE_PLAIN);
+        run_shape(2, 4, 2, hidden[i], HDL_BF16, HDL_MOE_FP8);
+        run_shape(2, 4, 2, hidden[i], HDL_F32, HDL_MOE_FP8_UE8M0);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_oracle)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_hidden),
+        cmocka_unit_test(test_against_oracle),
+    };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
