@@ -110,6 +110,9 @@ static void group_message(struct ctl_coordinator *c, struct coord_rank *rank,
     case CTL_MSG_FINISHED:
         coord_finished(c, member, msg->x);
         break;
+    case CTL_MSG_LINK:
+        coord_link(c, member, msg->rank_epoch, msg->flag);
+        break;
     case CTL_MSG_PROPOSE:
         coord_propose(c, member, msg);
         break;
@@ -228,6 +231,7 @@ static void tick(struct ctl_coordinator *c)
             continue;
         if (group->state == GROUP_RUNNING) {
             coord_proposal_timers(c, group);
+            coord_link_timers(c, group);
             coord_ballot_timers(c, group);
         } else {
             coord_creation_timers(c, group);

@@ -355,7 +355,8 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
     commit.change.base = group->view->epoch;
     commit.change.capacity = capacity;
     commit.change.settled = group->view->settled;
-    commit.change.link_from = 1;
+    commit.change.link_from = group->view->link_from;
+    commit.change.link_to = group->view->link_to;
     if (!empty) {
         (void)gather(c, group, &commit, items);
         if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
@@ -492,9 +493,16 @@ void coord_ballot_timers(struct ctl_coordinator *c, struct coord_group *group)
         coord_ballot_check(c, group);
         return;
     }
-    bool admitting = false;
-    for (uint32_t i = 0; i < group->params.capacity; i++)
+    bool admitting = false, died = false;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
         admitting |= admission_is_pending(c, group, i);
+        died |= holder && holder->asked && holder->dead;
+    }
+    if (died) {
+        coord_ballot_check(c, group); /* removed for its links during the ballot */
+        return;
+    }
     if (!admitting)
         return;
     if (c->now < group->ballot_since + SECOND) {

@@ -265,6 +265,9 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
 void coord_collect_timers(struct ctl_coordinator *c);
 
 /* coordinator_link.c: links between live ranks that stay broken */
+void coord_link(struct ctl_coordinator *c, struct coord_member *member,
+                uint64_t rank_epoch, bool up);
+void coord_link_timers(struct ctl_coordinator *c, struct coord_group *group);
 bool coord_link_is_pending(const struct coord_group *group);
 void coord_link_commit(const struct coord_group *group, struct ctl_change *change,
                        uint64_t ready, uint64_t next);

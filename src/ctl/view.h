@@ -105,7 +105,9 @@ struct ctl_view {
     uint64_t group; /* creation number, unique in the job */
     uint64_t epoch;
     uint64_t settled; /* messaged chunks up to here count as `ready` from everybody */
-    uint64_t link_from, link_to; /* operations that end HDL_ELINK; empty if from > to */
+    /* Operations not finished yet that end HDL_ELINK; none if from > to. Also those of
+     * the views before that are not finished here yet. */
+    uint64_t link_from, link_to;
     uint32_t capacity;
     uint32_t size; /* highest active slot + 1 */
     uint32_t num_active;

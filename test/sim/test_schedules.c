@@ -62,6 +62,24 @@ static void test_membership_changes(void **state)
     }
 }
 
+/* Links that stay down: ranks are removed, or in manual policy operations fail on all. */
+static void test_broken_links(void **state)
+{
+    static const unsigned faults[] = {SIM_LINK, SIM_LINK | SIM_KILL, 0x1ff};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        for (int manual = 0; manual < 2; manual++) {
+            struct sim_options options;
+            sim_defaults(&options);
+            options.capacity = 6;
+            options.ops = 10;
+            options.num_faults = 4;
+            options.manual = manual != 0;
+            options.faults = faults[i];
+            run(&options, 100);
+        }
+    }
+}
+
 /* The coordinator's process dies and is started again, with all else going on. */
 static void test_the_coordinator_restarts(void **state)
 {
@@ -120,6 +138,7 @@ int main(void)
         cmocka_unit_test(test_each_fault_alone),
         cmocka_unit_test(test_all_faults_together),
         cmocka_unit_test(test_membership_changes),
+        cmocka_unit_test(test_broken_links),
         cmocka_unit_test(test_the_coordinator_restarts),
         cmocka_unit_test(test_lost_ranks_stay_active),
         cmocka_unit_test(test_several_deaths_cost_few_ballots),

@@ -70,6 +70,27 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
     }
 }
 
+static const struct coord_group *the_group(const struct sim_world *w)
+{
+    if (!w->coordinator || base_list_empty(&w->coordinator->group_list))
+        return NULL;
+    const struct coord_group *group =
+        base_container_of(w->coordinator->group_list.next, struct coord_group, node);
+    return group->state == GROUP_RUNNING ? group : NULL;
+}
+
+/* Removed for its broken links, though its process lives. */
+static bool is_removed(const struct sim_world *w, const struct sim_process *p)
+{
+    const struct coord_group *group = the_group(w);
+    if (!group)
+        return false;
+    const struct coord_member *holder = group->slots[p->plane.slot].holder;
+    const struct ctl_slot *seen = &group->view->slots[p->plane.slot];
+    return (holder && holder->dead && holder->rank_epoch == p->plane.rank_epoch) ||
+           (seen->rank_epoch == p->plane.rank_epoch && seen->absent);
+}
+
 bool sim_counts(const struct sim_world *w, const struct sim_process *p)
 {
     if (!p->alive || p->plane.over || p->plane.rank_epoch == 0 || p->condemned)
@@ -81,6 +102,8 @@ bool sim_counts(const struct sim_world *w, const struct sim_process *p)
     if (rank >= c->num_ranks || !c->ranks[rank] ||
         c->ranks[rank]->rank_epoch != p->rank_epoch)
         return c->collecting; /* perhaps it only has not reported yet */
+    if (is_removed(w, p))
+        return false;
     enum coord_rank_state state = c->ranks[rank]->state;
     return state == RANK_LIVE || state == RANK_GRACE;
 }
@@ -103,15 +126,6 @@ void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index)
             other->plane.slot);
     w->agreed[index] = mine;
     w->agreed_by[index] = p->index;
-}
-
-static const struct coord_group *the_group(const struct sim_world *w)
-{
-    if (!w->coordinator || base_list_empty(&w->coordinator->group_list))
-        return NULL;
-    const struct coord_group *group =
-        base_container_of(w->coordinator->group_list.next, struct coord_group, node);
-    return group->state == GROUP_RUNNING ? group : NULL;
 }
 
 bool sim_death_is_agreed(const struct sim_world *w, uint32_t slot)

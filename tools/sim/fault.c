@@ -186,6 +186,38 @@ static void join_somehow(struct sim_world *w)
     }
 }
 
+static void report_link(struct sim_world *w, const struct sim_process *p,
+                        const struct sim_process *peer, int64_t time, bool up)
+{
+    sim_push(w, time + sim_delay(w),
+             &(struct sim_event){.kind = EV_LINK,
+                                 .process = p->index,
+                                 .x = peer->plane.rank_epoch,
+                                 .conn = up});
+}
+
+/* Both ends notice it, one of them perhaps not; later it works again. */
+static void break_link(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_process *q = pick_process(w);
+    if (!w->options.messaged || !q || q == p || w->num_links == 16 || !is_member(p) ||
+        !is_member(q))
+        return;
+    int64_t length = (int64_t)base_splitmix_below(
+        &w->random, (uint64_t)(3 * w->options.dead_after_ns));
+    sim_trace(w, "the link between ranks %u and %u is down for %.3f ms", p->plane.slot,
+              q->plane.slot, (double)length / 1e6);
+    w->links[w->num_links++] = (struct sim_link){{p, q}, w->now + length};
+    if (w->now + length > w->faults_end)
+        w->faults_end = w->now + length;
+    report_link(w, p, q, w->now, false);
+    report_link(w, p, q, w->now + length, true);
+    if (base_splitmix_below(&w->random, 4) == 0)
+        return;
+    report_link(w, q, p, w->now, false);
+    report_link(w, q, p, w->now + length, true);
+}
+
 static void restart_coordinator(struct sim_world *w)
 {
     if (!w->coordinator || !w->options.standalone)
@@ -208,9 +240,9 @@ void sim_fault(struct sim_world *w)
                                 : pick_process(w);
     if (!p)
         return;
-    enum sim_fault kinds[8];
+    enum sim_fault kinds[9];
     uint32_t count = 0;
-    for (unsigned bit = 0; bit < 8; bit++) {
+    for (unsigned bit = 0; bit < 9; bit++) {
         unsigned kind = 1u << bit;
         if ((w->options.faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
             kinds[count++] = (enum sim_fault)kind;
@@ -236,6 +268,9 @@ void sim_fault(struct sim_world *w)
         break;
     case SIM_RESTART:
         restart_coordinator(w);
+        break;
+    case SIM_LINK:
+        break_link(w, p);
         break;
     default:
         break;

@@ -13,6 +13,9 @@
  *     issued >= published >= ready >= done        counts of chunks over all operations
  */
 
+/* In place of the hash of a failed set. */
+#define LINK_FAILED UINT64_C(0xe11e)
+
 uint64_t sim_op_of(const struct sim_world *w, uint64_t index)
 {
     uint64_t op = 1;
@@ -60,9 +63,11 @@ bool sim_plane_init(struct sim_world *w, struct sim_process *p)
     plane->slot_from = calloc(inputs, sizeof(uint64_t));
     plane->returned = calloc(w->num_chunks + 1, sizeof(uint64_t));
     plane->failed = calloc(w->options.ops + 2, sizeof(uint64_t));
+    plane->link_failed = calloc(w->options.ops + 2, sizeof(bool));
     plane->peers = calloc(n, sizeof(struct sim_process *));
     return plane->fenced && plane->in && plane->flag_from && plane->slots &&
-           plane->slot_from && plane->returned && plane->failed && plane->peers;
+           plane->slot_from && plane->returned && plane->failed && plane->link_failed &&
+           plane->peers;
 }
 
 void sim_plane_free(struct sim_world *w, struct sim_process *p)
@@ -76,6 +81,7 @@ void sim_plane_free(struct sim_world *w, struct sim_process *p)
     free(plane->slot_from);
     free(plane->returned);
     free(plane->failed);
+    free(plane->link_failed);
     free(plane->peers);
     (void)w;
 }
@@ -213,7 +219,15 @@ static void put_to(struct sim_world *w, struct sim_process *p, uint32_t s, uint6
                          .attempt = ctl_view_attempt(p->plane.view, sim_x_of(w, index)),
                          .index = index,
                          .ready = ready};
-    sim_push(w, w->now + sim_delay(w) * w->data_scale / 8, &event);
+    int64_t time = w->now + sim_delay(w) * w->data_scale / 8;
+    for (uint32_t i = 0; i < w->num_links; i++) {
+        const struct sim_link *link = &w->links[i];
+        bool mine = (link->ends[0] == p && link->ends[1] == q) ||
+                    (link->ends[0] == q && link->ends[1] == p);
+        if (mine && time < link->until)
+            time = link->until + sim_delay(w);
+    }
+    sim_push(w, time, &event);
 }
 
 /* To all that take part and are not absent. */
@@ -384,7 +398,7 @@ static bool may_finish(const struct sim_world *w, const struct sim_process *p)
 {
     const struct sim_plane *plane = &p->plane;
     uint64_t index = plane->done;
-    if (index >= plane->ready)
+    if (index >= plane->ready || plane->link_failed[sim_op_of(w, index)])
         return false;
     if (!w->options.messaged)
         return true;
@@ -446,6 +460,16 @@ static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
     sim_check_op(w, p, op);
 }
 
+static void op_ended(struct sim_world *w, struct sim_process *p)
+{
+    if (p->leaving)
+        sim_push(w, w->now, &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
+    if (p->user_waits)
+        sim_push(w, w->now, &(struct sim_event){.kind = EV_USER, .process = p->index});
+    p->user_waits = false;
+    sim_plane_watch(w, p, p->plane.watch);
+}
+
 static bool try_finish(struct sim_world *w, struct sim_process *p)
 {
     if (!may_finish(w, p))
@@ -458,15 +482,33 @@ static bool try_finish(struct sim_world *w, struct sim_process *p)
     uint64_t op = sim_op_of(w, index);
     if (plane->done == w->first_index[op + 1]) {
         finish_op(w, p, op);
-        if (p->leaving)
-            sim_push(w, w->now,
-                     &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
-        if (p->user_waits)
-            sim_push(w, w->now,
-                     &(struct sim_event){.kind = EV_USER, .process = p->index});
-        p->user_waits = false;
+        op_ended(w, p);
     }
     sim_plane_watch(w, p, plane->watch);
+    wake_peers(w, p);
+    return true;
+}
+
+/* Operations that the view fails for a broken link end at once, and are no chunk's wait.
+ */
+static bool try_link_failure(struct sim_world *w, struct sim_process *p)
+{
+    struct sim_plane *plane = &p->plane;
+    if (plane->done >= plane->issued || plane->frozen)
+        return false;
+    uint64_t op = sim_op_of(w, plane->done);
+    if (!plane->link_failed[op])
+        return false;
+    uint64_t end = w->first_index[op + 1];
+    plane->done = end;
+    plane->ready = plane->ready > end ? plane->ready : end;
+    plane->published = plane->published > end ? plane->published : end;
+    plane->reading = false;
+    plane->failed[op] = LINK_FAILED;
+    sim_trace(w, "rank %u: operation %llu fails for a broken link", plane->slot,
+              (unsigned long long)op);
+    sim_check_op(w, p, op);
+    op_ended(w, p);
     wake_peers(w, p);
     return true;
 }
@@ -476,7 +518,8 @@ void sim_plane_step(struct sim_world *w, struct sim_process *p)
     p->plane_scheduled = false;
     if (!p->plane.running || p->plane.over)
         return;
-    bool moved = try_publish(w, p);
+    bool moved = try_link_failure(w, p);
+    moved |= try_publish(w, p);
     moved |= try_finish(w, p);
     moved |= try_ready(w, p);
     if (moved)
@@ -617,6 +660,8 @@ static void restart_chunks(struct sim_world *w, struct sim_process *p, uint64_t 
     uint64_t start = first > w->options.ops ? w->num_chunks : w->first_index[first];
     if (keep < start)
         keep = start; /* it never took part in what is before */
+    while (keep < plane->done && plane->link_failed[sim_op_of(w, keep)])
+        keep = w->first_index[sim_op_of(w, keep) + 1]; /* ended, whoever takes part */
     if (plane->done > keep && sim_counts(w, p))
         sim_fail(w, "invariant 3: rank %u has returned chunk %llu, which starts again",
                  plane->slot, (unsigned long long)keep);
@@ -641,6 +686,8 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
         return;
     }
     sim_check_view(w, p, view);
+    for (uint64_t op = view->link_from; op <= view->link_to && op <= w->options.ops; op++)
+        plane->link_failed[op] = true;
     check_boundaries(w, p, view);
     bool again = view->slots[plane->slot].first > plane->view->slots[plane->slot].first;
     take_view(w, p, view);

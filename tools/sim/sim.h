@@ -16,6 +16,7 @@ enum sim_fault {
     SIM_REORDER = 1 << 4, /* wide spread of delays between different connections */
     SIM_JOIN = 1 << 5,    /* a new process takes the place of a dead or removed one */
     SIM_LEAVE = 1 << 6,   /* planned removals, leaving, aborts */
+    SIM_LINK = 1 << 8,    /* the data link between two ranks is down for a while */
     SIM_RESTART = 1 << 7  /* the coordinator's process is killed and started again */
 };
 

@@ -513,6 +513,13 @@ static void process_event(struct sim_world *w, struct sim_process *p,
             w, p,
             &(struct ctl_agent_event){.kind = CTL_AGENT_EXITED, .rank_epoch = event->x});
         break;
+    case EV_LINK:
+        sim_agent(w, p,
+                  &(struct ctl_agent_event){.kind = CTL_AGENT_LINK,
+                                            .key = 1,
+                                            .rank_epoch = event->x,
+                                            .up = event->conn != 0});
+        break;
     case EV_ATTACHED:
         sim_agent(
             w, p,
@@ -569,6 +576,8 @@ static bool start_coordinator(struct sim_world *w, bool again)
     struct ctl_coordinator_options coordinator = {.num_ranks = options->ranks,
                                                   .dead_after_ns = options->dead_after_ns,
                                                   .grace_ns = options->dead_after_ns / 4,
+                                                  .link_timeout_ns =
+                                                      options->dead_after_ns,
                                                   .standalone = options->standalone,
                                                   .restarted = again,
                                                   .host_id = 1};

@@ -22,6 +22,7 @@ enum sim_event_kind {
     EV_MESSAGE,      /* conn, bytes */
     EV_TICK,
     EV_EXITED,  /* x = rank epoch */
+    EV_LINK,    /* x = rank epoch of the peer, conn = 1: up */
     EV_JOIN,    /* it asks to join */
     EV_ADMIT,   /* it proposes to admit slot x */
     EV_REMOVE,  /* it proposes to remove slot x */
@@ -104,8 +105,9 @@ struct sim_plane {
     uint64_t *slot_from;    /* [capacity * window] rank epochs */
     uint64_t *flag_from;    /* [capacity] */
     struct sim_process **peers; /* [capacity] holders of the view, dead ones too */
-    uint64_t *returned;         /* [chunks] hash of who contributed; 0 = not returned */
-    uint64_t *failed; /* [ops + 1] hash of the failed set + 1; 0 = not finished */
+    bool *link_failed;  /* [ops + 2] operations that some view failed for a broken link */
+    uint64_t *returned; /* [chunks] hash of who contributed; 0 = not returned */
+    uint64_t *failed;   /* [ops + 1] hash of the failed set + 1; 0 = not finished */
 };
 
 struct sim_process {
@@ -131,6 +133,12 @@ struct sim_process {
     uint64_t *watched; /* rank epochs on this host */
     uint32_t num_watched, cap_watched;
     struct sim_plane plane;
+};
+
+/* A data link that is down. */
+struct sim_link {
+    const struct sim_process *ends[2];
+    int64_t until;
 };
 
 /* One committed view, for the comparison of histories. */
@@ -169,6 +177,8 @@ struct sim_world {
     int64_t *death_time;        /* [capacity] of the newest death, 0 = committed */
     uint64_t *dead_epoch;       /* [capacity] its rank epoch */
     uint64_t num_proposals;
+    struct sim_link links[16];
+    uint32_t num_links;
     uint32_t faults_left;
     bool faults_planned;
     int64_t data_scale; /* delay of data messages in eighths of a link's */
