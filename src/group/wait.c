@@ -219,6 +219,9 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
         atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
         (void)wait_until(engine, &target, deadline_ns, crowded);
         atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+        /* Messaged peers go on without this thread. */
+        if (engine->net && net_needs_poll(engine->net))
+            group_thread_kick(engine);
     }
     return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
 }
