@@ -31,8 +31,17 @@ static void stop(struct sim_world *w, struct sim_process *p)
         &w->random, (uint64_t)(2 * w->options.dead_after_ns));
     if (base_splitmix_below(&w->random, 2) == 0)
         length /= 50;
+    if (w->options.standalone && base_splitmix_below(&w->random, 8) == 0) {
+        sim_trace(w, "the coordinator stops for %.3f ms", (double)length / 1e6);
+        w->coord_stopped_until = w->now + length;
+        if (w->coord_stopped_until > w->faults_end)
+            w->faults_end = w->coord_stopped_until;
+        return;
+    }
     sim_trace(w, "process %u of rank %u stops for %.3f ms", p->index, p->job_rank,
               (double)length / 1e6);
+    if (!w->options.standalone && p->job_rank == 0)
+        w->coord_stopped_until = w->now + length;
     p->stopped = true;
     p->continue_at = w->now + length;
     if (p->continue_at > w->faults_end)

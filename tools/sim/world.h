@@ -156,6 +156,7 @@ struct sim_world {
     struct sim_queue queue;
     struct ctl_coordinator *coordinator;
     int64_t coord_tick_at;
+    int64_t coord_stopped_until;
     bool broken;           /* somebody's creation failed */
     int64_t coord_died_at; /* 0 = it lives */
     uint32_t num_processes, cap_processes;
