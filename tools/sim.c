@@ -237,7 +237,8 @@ int command_sim(int argc, char **argv)
         {0, "capacity", TOOL_INT, &wish.capacity, 0, "N", "slots (default: founders)"},
         {0, "seeds", TOOL_TEXT, &wish.seeds, 0, "A..B", "schedules (default 1..1000)"},
         {0, "faults", TOOL_TEXT, &wish.kinds, 0, "LIST",
-         "of kill,stop,cut,delay,reorder,join,leave,link,restart-coordinator (default "
+         "of kill,stop,cut,delay,reorder,join,leave,link,suspect,restart-coordinator "
+         "(default "
          "kill)"},
         {0, "num-faults", TOOL_INT, &wish.faults, 0, "N", "in a schedule (default 2)"},
         {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},

@@ -84,6 +84,11 @@ static void test_cut_at_every_step(void **state)
     search(SIM_CUT, 3);
 }
 
+static void test_wrong_evidence_at_every_step(void **state)
+{
+    search(SIM_SUSPECT, 3);
+}
+
 static void test_join_at_every_step(void **state)
 {
     search(SIM_JOIN, 3);
@@ -106,6 +111,7 @@ int main(void)
         cmocka_unit_test(test_coordinator_rank_at_every_step),
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
+        cmocka_unit_test(test_wrong_evidence_at_every_step),
         cmocka_unit_test(test_join_at_every_step),
         cmocka_unit_test(test_restart_at_every_step),
         cmocka_unit_test(test_removal_at_every_step),

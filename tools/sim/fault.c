@@ -227,6 +227,17 @@ static void break_link(struct sim_world *w, struct sim_process *p)
     report_link(w, q, p, w->now + length, true);
 }
 
+static void suspect(struct sim_world *w, struct sim_process *p)
+{
+    const struct sim_process *q = pick_process(w);
+    if (!q || q == p || num_alive(w) <= 2)
+        return;
+    sim_trace(w, "rank %u is taken for dead", p->plane.slot);
+    sim_push(
+        w, w->now + sim_delay(w),
+        &(struct sim_event){.kind = EV_EXITED, .process = q->index, .x = p->rank_epoch});
+}
+
 static void restart_coordinator(struct sim_world *w)
 {
     if (!w->coordinator || !w->options.standalone)
@@ -249,9 +260,9 @@ void sim_fault(struct sim_world *w)
                                 : pick_process(w);
     if (!p)
         return;
-    enum sim_fault kinds[9];
+    enum sim_fault kinds[10];
     uint32_t count = 0;
-    for (unsigned bit = 0; bit < 9; bit++) {
+    for (unsigned bit = 0; bit < 10; bit++) {
         unsigned kind = 1u << bit;
         if ((w->options.faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
             kinds[count++] = (enum sim_fault)kind;
@@ -280,6 +291,9 @@ void sim_fault(struct sim_world *w)
         break;
     case SIM_LINK:
         break_link(w, p);
+        break;
+    case SIM_SUSPECT:
+        suspect(w, p);
         break;
     default:
         break;

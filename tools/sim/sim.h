@@ -17,6 +17,7 @@ enum sim_fault {
     SIM_JOIN = 1 << 5,    /* a new process takes the place of a dead or removed one */
     SIM_LEAVE = 1 << 6,   /* planned removals, leaving, aborts */
     SIM_LINK = 1 << 8,    /* the data link between two ranks is down for a while */
+    SIM_SUSPECT = 1 << 9, /* wrong evidence: a live process is reported as ended */
     SIM_RESTART = 1 << 7  /* the coordinator's process is killed and started again */
 };
 
