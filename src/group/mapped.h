@@ -53,7 +53,8 @@ size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
                       const void **sources);
 
 /* Elements of the chunk that a rank reduces for all; 0 if it takes no part. */
-size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size_t *begin);
+size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk,
+                    size_t *begin);
 
 /* Sets chunk_elems, chunk_bytes and num_chunks: `blocks` blocks of `count` elements, so
  * that one chunk's share of all blocks fits into a slot. */
@@ -77,6 +78,9 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);
 enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk);
 /* Everything for the chunk is there and `ready` covers it: pulls, ends the operation. */
 void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
+/* The operation ends here, whatever it lacks: its slots are free. group_op_fail follows.
+ */
+void mapped_close_op(struct hdl_group *group, struct hdl_op *op);
 void mapped_start(struct hdl_group *group, struct hdl_op *op);
 uint64_t mapped_sample(struct hdl_group *group, uint32_t rank);
 void mapped_missing(const struct hdl_op *op, uint64_t *mask);

@@ -92,6 +92,8 @@ void group_engine_tick(struct group_engine *engine, int64_t now)
         struct hdl_group *group = base_container_of(node, struct hdl_group, node);
         if (atomic_load_explicit(&group->over, memory_order_relaxed) != HDL_OK)
             continue;
+        if (group->path->tick)
+            group->path->tick(group, now);
         tick_list(&group->queue, now);
         group_p2p_each(group, now, tick_op);
     }

@@ -134,7 +134,7 @@ void net_rank_lost(struct net *net, int32_t rank)
     {
         struct hdl_peer_window *remote =
             base_container_of(node, struct hdl_peer_window, node);
-        if (remote->rank == rank)
+        if (remote->rank == rank && !(remote->access & NET_GROUP))
             atomic_store(&remote->lost, true);
     }
     pthread_mutex_unlock(&net->lock);
