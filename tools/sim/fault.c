@@ -251,20 +251,17 @@ static void restart_coordinator(struct sim_world *w)
     sim_push(w, w->now + away, &(struct sim_event){.kind = EV_RESTART});
 }
 
-void sim_fault(struct sim_world *w)
+static void inflict(struct sim_world *w, unsigned faults, struct sim_process *p)
 {
     if (w->faults_left > 0)
         w->faults_left--;
-    struct sim_process *p = w->options.fault_at_event != 0
-                                ? w->processes[w->by_rank[w->options.fault_rank]]
-                                : pick_process(w);
     if (!p)
         return;
     enum sim_fault kinds[10];
     uint32_t count = 0;
     for (unsigned bit = 0; bit < 10; bit++) {
         unsigned kind = 1u << bit;
-        if ((w->options.faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
+        if ((faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
             kinds[count++] = (enum sim_fault)kind;
     }
     if (count == 0)
@@ -298,6 +295,17 @@ void sim_fault(struct sim_world *w)
     default:
         break;
     }
+}
+
+void sim_fault(struct sim_world *w)
+{
+    inflict(w, w->options.faults, pick_process(w));
+}
+
+void sim_fault_at(struct sim_world *w, unsigned kinds, uint32_t rank)
+{
+    struct sim_process *p = w->processes[w->by_rank[rank]];
+    inflict(w, kinds, p->alive && !p->left ? p : NULL);
 }
 
 const char *sim_defect_name(enum sim_defect defect)

@@ -735,9 +735,11 @@ static void loop(struct sim_world *w)
     while (!w->failed && sim_pop(w, &event)) {
         w->now = event.time;
         w->result->events++;
-        if (w->options.fault_at_event != 0 &&
-            w->result->events == w->options.fault_at_event)
-            sim_fault(w);
+        uint64_t count = w->result->events;
+        if (w->options.fault_at_event != 0 && count == w->options.fault_at_event)
+            sim_fault_at(w, w->options.faults, w->options.fault_rank);
+        if (w->options.second_at_event != 0 && count == w->options.second_at_event)
+            sim_fault_at(w, w->options.second_faults, w->options.second_rank);
         handle(w, &event);
         ctl_bytes_unref(event.bytes);
         if (w->now > w->faults_end + limit)

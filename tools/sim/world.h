@@ -245,6 +245,8 @@ void sim_check_proposal(struct sim_world *w, struct sim_process *p,
 
 /* fault.c */
 void sim_fault(struct sim_world *w);
+/* One of `kinds`, to the process of that rank. */
+void sim_fault_at(struct sim_world *w, unsigned kinds, uint32_t rank);
 void sim_propose(struct sim_world *w, struct sim_process *p, enum ctl_proposal_kind kind,
                  uint32_t slot);
 void sim_join(struct sim_world *w, struct sim_process *p);
