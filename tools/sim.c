@@ -18,7 +18,8 @@ static const struct {
     {"kill", SIM_KILL},       {"stop", SIM_STOP},
     {"cut", SIM_CUT},         {"delay", SIM_DELAY},
     {"reorder", SIM_REORDER}, {"join", SIM_JOIN},
-    {"leave", SIM_LEAVE},     {"restart-coordinator", SIM_RESTART},
+    {"leave", SIM_LEAVE},     {"link", SIM_LINK},
+    {"suspect", SIM_SUSPECT}, {"restart-coordinator", SIM_RESTART},
 };
 
 struct totals {
