@@ -212,12 +212,21 @@ struct hdl_group_opts {
                                HDL_EPEER. Default: uniform completion */
     bool manual_deactivate; /* a lost rank stays active until the application removes it */
     bool manual_sync;       /* wait() does not wait for the new view */
+    /*
+     * This process extends a group that exists, or takes the place of a rank that is lost
+     * or was removed. Not a collective: the group is there when the call returns, and
+     * hdl_group_join makes this process a member; until then its collectives run over
+     * {rank} alone. num_ranks and ranks as the founders gave them; rank may be any slot.
+     */
+    bool join;
 };
 
 /*
  * Collective among the founders. All compare their options: a difference is HDL_ECONFIG on
  * all ranks, naming the field, both values and both ranks. HDL_ETIMEDOUT lists the ranks
- * that were not seen. HDL_EINVAL: rank outside the capacity, or in use by a live process.
+ * that were not seen; for a joiner, that there is no such group with an active member yet.
+ * HDL_EINVAL: rank outside the capacity, or in use by a live process; manual_deactivate
+ * without manual_sync.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_create(struct hdl_context *context,
                                                         const struct hdl_group_opts *opts,
@@ -247,6 +256,99 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_view(const struct hdl_group *gr
                                                       struct hdl_view *view);
 HDL_API int32_t hdl_group_rank(const struct hdl_group *group);
 HDL_API int32_t hdl_group_size(const struct hdl_group *group);
+
+/* ---------------------------------------------------------------- changes of membership */
+
+/*
+ * Members change at an operation number, the same on all ranks. An admitted rank takes part
+ * from operation `first` on; a removed one up to the last operation that it has called. The
+ * others' operations go on meanwhile. hdl_group_view shows a change to a caller from that
+ * operation on, a loss at once.
+ *
+ * If every member calls hdl_group_admit at the same place of its program, `first` is
+ * that place: its next operation. Otherwise it is one that nobody has called yet, and the
+ * application says where it is, usually by a broadcast as the first operation.
+ *
+ * All of these block, at most timeout_us (0 = 20 s, hdl_group_join 300 s; HDL_FOREVER is
+ * refused), and return when the own view has the change. They are idempotent: several ranks
+ * may ask for the same; who comes late is told that it is done. Not from a view callback.
+ *
+ *   HDL_ETIMEDOUT  not agreed in time; the text says what is missing, for which rank. The
+ *                  state is as before the call, which may be made again
+ *   HDL_EINVAL     a rank outside the capacity, no ranks, not a member (admit, evict)
+ *   HDL_ENOTMEMBER this rank was removed meanwhile
+ *   HDL_ECOORD     there is no coordinator; the group goes on if nothing else fails
+ *   HDL_EABORTED, HDL_EFENCED  the group is over for this rank
+ */
+
+/* Waits until every change that was noticed or proposed before is decided and in the own
+ * view. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_sync(struct hdl_group *group,
+                                                      int64_t timeout_us);
+/* Members admit ranks, which call hdl_group_join, before or after. *first (may be NULL) is
+ * the number of the first operation of the last of them. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_admit(struct hdl_group *group,
+                                                       const int32_t *ranks,
+                                                       int32_t num_ranks,
+                                                       int64_t timeout_us,
+                                                       uint64_t *first);
+/* Removes ranks as planned (nobody reports them as failed), or deactivates lost ones. The
+ * own rank may be among them. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_evict(struct hdl_group *group,
+                                                       const int32_t *ranks,
+                                                       int32_t num_ranks,
+                                                       int64_t timeout_us);
+/* Becomes a member once a member admits this rank: after hdl_group_create with `join`, or
+ * again after a removal, or after HDL_EFENCED (then no other call may be inside the group). The
+ * next call of a collective is operation *first (may be NULL) of the members. Operations
+ * that are open over {rank} are finished before. HDL_ECONFIG: options differ from the
+ * members'; HDL_EPEER: all members are gone. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_join(struct hdl_group *group,
+                                                      int64_t timeout_us,
+                                                      uint64_t *first);
+/* Removes the own rank: collectives then return HDL_ENOTMEMBER, hdl_group_join comes back,
+ * hdl_group_destroy works. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_leave(struct hdl_group *group,
+                                                       int64_t timeout_us);
+/* Number that the next collective called here gets. Operations count from 1. */
+HDL_API uint64_t hdl_group_next(const struct hdl_group *group);
+
+/* Called after views were committed, on a thread of the library, one call at a time; several
+ * views may be one call. `epoch` is the newest. It may call everything but the blocking
+ * functions of the group and hdl_group_destroy. A later call replaces callback and user, NULL
+ * ends it; when it returns, the earlier callback is not running. */
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_group_on_view(struct hdl_group *group,
+                  void (*callback)(void *user, struct hdl_group *group, uint64_t epoch),
+                  void *user);
+
+/* What is known of a process. */
+enum hdl_process_state {
+    HDL_PROCESS_NONE = 0, /* no process in the slot */
+    HDL_PROCESS_LIVE,
+    HDL_PROCESS_LOST /* agreed to be dead or unreachable */
+};
+/* What it is to the group. */
+enum hdl_member_state {
+    HDL_MEMBER_NONE = 0,
+    HDL_MEMBER_READY,    /* registered, connected with this rank, may be admitted */
+    HDL_MEMBER_ACTIVE,   /* also a lost rank that nobody has deactivated */
+    HDL_MEMBER_INACTIVE  /* was removed, or is lost and deactivated */
+};
+struct hdl_member {
+    size_t size;
+    enum hdl_process_state process;
+    enum hdl_member_state member;
+    int32_t job_rank;     /* -1 = none */
+    uint64_t rank_epoch;  /* one registration of one process; 0 = none */
+    uint64_t first;       /* operations in which it takes part */
+    uint64_t last;        /* UINT64_MAX = open */
+};
+/* By the newest view, changes that lie ahead included. HDL_EINVAL: rank outside the
+ * capacity. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_member(const struct hdl_group *group,
+                                                        int32_t rank,
+                                                        struct hdl_member *member);
 
 /* Counters of a group, since its creation. */
 struct hdl_group_stats {
@@ -296,6 +398,8 @@ struct hdl_call {
  *   HDL_EORDER      another rank called another operation at this place (both are named)
  *   HDL_EINVAL      same operation with another count, type, operator or root; or a
  *                   bad argument. Buffers are untouched, the next call works
+ *   HDL_ELINK       the link between two live ranks stayed down
+ *   HDL_ENOTMEMBER  this rank was removed before this operation; no number was taken
  *   HDL_ETIMEDOUT, HDL_EABORTED, HDL_ECOORD, HDL_EFENCED   the group is over for this rank
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_barrier(struct hdl_group *group,
@@ -667,8 +771,7 @@ struct hdl_moe_result {
  * combine = combine_send, then combine_recv; only that with late weights combine first
  * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
  * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was dropped.
- * Errors as for dispatch; HDL_EPEER: with late weights another rank combined in two phases
- * and this one in one call, or the reverse.
+ * Errors as for dispatch; HDL_EPEER: another rank's step failed between the two.
  * HDL_ENOTSUP: opaque rows.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_combine(struct hdl_moe *moe,

@@ -562,6 +562,7 @@ static void close_slot(struct ctl_coordinator *c, struct coord_group *group, uin
     holder->state = MEMBER_REGISTERED;
     holder->introduced = false;
     slot->joiner = holder;
+    coord_join_waiting(c, holder);
 }
 
 static bool needs(const struct coord_group *group, const struct coord_member *member,

@@ -186,8 +186,15 @@ static void attached_to(struct ctl_coordinator *c, struct coord_member *member,
                         const struct ctl_msg *msg)
 {
     struct coord_group *group = member->group;
+    bool introduced =
+        member->introduced && group->slots[member->slot].joiner == member;
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         struct coord_member *joiner = group->slots[i].joiner;
+        const struct coord_member *holder = group->slots[i].holder;
+        /* It may have come in since its endpoint was sent. */
+        if (introduced && msg->status == HDL_OK && holder &&
+            holder->rank_epoch == msg->rank_epoch)
+            base_rank_set_set(member->reaches, i);
         if (!joiner || !joiner->introduced || joiner->rank_epoch != msg->rank_epoch)
             continue;
         if (msg->status != HDL_OK) {
@@ -195,7 +202,7 @@ static void attached_to(struct ctl_coordinator *c, struct coord_member *member,
             return;
         }
         base_rank_set_set(joiner->reached_by, member->slot);
-        if (member->introduced && group->slots[member->slot].joiner == member)
+        if (introduced)
             base_rank_set_set(member->reaches, i);
     }
 }
@@ -337,11 +344,35 @@ static bool is_applied(const struct coord_group *group,
     return seen->active && !seen->absent;
 }
 
+/* Ranks named in one proposal come in together: whether all that are not in yet could. */
+static bool all_ready(const struct coord_group *group,
+                      const struct coord_proposal *proposal)
+{
+    for (uint32_t k = 0; k < proposal->num_slots; k++) {
+        const struct coord_slot *slot = &group->slots[proposal->slots[k]];
+        if (is_applied(group, proposal, proposal->slots[k]))
+            continue;
+        if (!coord_joiner_ready(group, slot))
+            return false;
+        for (uint32_t m = 0; m < proposal->num_slots; m++) {
+            uint32_t other = proposal->slots[m];
+            if (m == k || other == proposal->slots[k] ||
+                is_applied(group, proposal, other))
+                continue;
+            if (!base_rank_set_test(slot->joiner->reaches, other) ||
+                !base_rank_set_test(slot->joiner->reached_by, other))
+                return false;
+        }
+    }
+    return true;
+}
+
 /* Whether all of it is in the view; else marks what the next ballot is to do. */
 static bool examine(struct coord_group *group, struct coord_proposal *proposal,
                     uint64_t *first)
 {
     bool applied = true;
+    bool ready = proposal->kind == CTL_PROPOSE_ACTIVATE && all_ready(group, proposal);
     *first = 0;
     for (uint32_t k = 0; k < proposal->num_slots; k++) {
         uint32_t i = proposal->slots[k];
@@ -352,7 +383,7 @@ static bool examine(struct coord_group *group, struct coord_proposal *proposal,
             continue;
         }
         applied = false;
-        if (proposal->kind == CTL_PROPOSE_ACTIVATE)
+        if (ready)
             group->slots[i].admitting = true;
         else if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
             group->slots[i].removing = true;
@@ -483,6 +514,21 @@ void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group)
             member->state = MEMBER_READY;
     }
     coord_introduce(c, group);
+}
+
+void coord_join_waiting(struct ctl_coordinator *c, struct coord_member *member)
+{
+    struct coord_group *group = member->group;
+    base_list_each(node, after, &group->proposals)
+    {
+        struct coord_proposal *proposal =
+            base_container_of(node, struct coord_proposal, node);
+        if (proposal->member != member || proposal->kind != CTL_PROPOSE_JOIN)
+            continue;
+        member->state = MEMBER_READY;
+        coord_introduce(c, group);
+        return;
+    }
 }
 
 static void expire(struct ctl_coordinator *c, struct coord_group *group,

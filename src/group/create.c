@@ -76,6 +76,8 @@ static enum hdl_status complete_opts(struct group_engine *engine,
     if (opts->timeout_us < 0 || opts->op_timeout_us < 0)
         return base_fail(HDL_EINVAL, "timeout_us %lld, op_timeout_us %lld",
                          (long long)opts->timeout_us, (long long)opts->op_timeout_us);
+    if (opts->num_ranks == 0)
+        return base_fail(HDL_EINVAL, "no founders");
     if (opts->manual_deactivate && !opts->manual_sync)
         return base_fail(HDL_EINVAL,
                          "manual_deactivate without manual_sync: a view that nobody "
@@ -143,15 +145,17 @@ static enum hdl_status open_peers(struct hdl_group *group, const struct ctl_view
         group->peer[r].rank_epoch = view->slots[r].rank_epoch;
         if (r != group->rank && endpoint_of(view, r))
             status = open_peer(group, r, endpoint_of(view, r),
-                               (mapped ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP);
+                               mapped ? NET_READ : NET_READ | NET_WRITE);
     }
     return status;
 }
 
+/* Those of ranks that joined belong to the views. */
 static void close_peers(struct hdl_group *group)
 {
     for (uint32_t r = 0; group->peer && r < group->capacity; r++)
-        net_remote_close(group->peer[r].remote);
+        if (!group->peer[r].reach)
+            net_remote_close(group->peer[r].remote);
 }
 
 static enum hdl_status register_group(struct hdl_group *group,
@@ -177,11 +181,14 @@ static enum hdl_status register_group(struct hdl_group *group,
         .blob_bytes = length,
         .auto_deactivate = !opts->manual_deactivate,
         .auto_sync = !opts->manual_sync,
+        .join = opts->join,
         .timeout_ns = opts->timeout_us ? opts->timeout_us * BASE_NS_PER_US : CREATE_NS,
         .hooks = {.user = group,
                   .freeze = group_freeze,
                   .commit = group_commit,
                   .watch_done = group_watch_done,
+                  .attach = group_attach,
+                  .closed = group_closed,
                   .fail = group_fail}};
     return host_group_register(group->engine->host, &host_opts, &group->host_group, view);
 }
@@ -189,7 +196,11 @@ static enum hdl_status register_group(struct hdl_group *group,
 /* Connects to the peers and waits until everybody has. */
 static enum hdl_status connect_group(struct hdl_group *group, const struct ctl_view *view)
 {
-    bool mapped = all_near(group, view);
+    /* With room for more and another way than shared memory, newcomers may be anywhere.
+     */
+    bool grows = group->capacity > (uint32_t)group->opts.num_ranks;
+    bool mapped =
+        all_near(group, view) && !(grows && net_fabric_provider(group->engine->net));
     enum hdl_status status = open_peers(group, view, mapped);
     if (status == HDL_OK)
         status = group_open(group, mapped ? &group_path_mapped : &group_path_messaged);
@@ -200,18 +211,32 @@ static enum hdl_status connect_group(struct hdl_group *group, const struct ctl_v
     return status != HDL_OK ? base_fail(status, "%s", text) : all;
 }
 
-/* Until registration has given the first view, an empty one stands in: the hooks may be
- * called as soon as registration begins. */
+/* Until registration has given the first view, one without members stands in: the hooks
+ * may be called as soon as registration begins. A joiner is alone in it. */
+static struct ctl_view *view_before(struct group_engine *engine,
+                                    const struct hdl_group_opts *opts)
+{
+    struct ctl_view *view = ctl_view_new(engine->env, (uint32_t)opts->capacity, 0);
+    if (view && opts->join) {
+        view->slots[opts->rank] = (struct ctl_slot){
+            .rank_epoch = ctl_rank_epoch((uint32_t)host_rank(engine->host), 1),
+            .last = CTL_X_FOREVER,
+            .active = true};
+        ctl_view_count(view);
+    }
+    return view;
+}
+
 static enum hdl_status init_group(struct hdl_group *group, struct group_engine *engine,
                                   const struct hdl_group_opts *opts,
                                   const struct group_shape *shape)
 {
-    struct ctl_view *none = ctl_view_new(engine->env, shape->capacity, 0);
-    if (!none)
+    struct ctl_view *view = view_before(engine, opts);
+    if (!view)
         return HDL_ENOMEM;
     enum hdl_status status = group_init(group, engine, shape, (uint32_t)opts->rank,
-                                        net_window_data(group->window), none);
-    ctl_view_unref(none);
+                                        net_window_data(group->window), view);
+    ctl_view_unref(view);
     if (status != HDL_OK)
         return status;
     group->completion_local = opts->completion_local;
@@ -222,21 +247,40 @@ static enum hdl_status init_group(struct hdl_group *group, struct group_engine *
     return HDL_OK;
 }
 
+static void close_host_group(struct hdl_group *group)
+{
+    group_attach_stop(group);
+    host_group_close(group->host_group);
+    group->host_group = NULL;
+}
+
+/* Alone until hdl_group_join. */
+static enum hdl_status enter_alone(struct hdl_group *group)
+{
+    enum hdl_status status = group_isolate(group);
+    if (status == HDL_OK)
+        status = group_open(group, &group_path_isolated);
+    return status;
+}
+
 static enum hdl_status join_group(struct hdl_group *group,
                                   const struct hdl_group_opts *opts)
 {
     struct ctl_view *view = NULL;
-    enum hdl_status status = register_group(group, opts, &view);
+    enum hdl_status status = opts->join ? enter_alone(group) : HDL_OK;
+    if (status == HDL_OK)
+        status = register_group(group, opts, &view);
     if (status != HDL_OK)
         return status;
+    if (opts->join)
+        return HDL_OK;
     status = group_first_view(group, view);
     if (status == HDL_OK)
         status = connect_group(group, view);
     if (status != HDL_OK) {
         char text[BASE_DETAIL_BYTES];
         snprintf(text, sizeof(text), "%s", base_detail());
-        host_group_close(group->host_group);
-        group->host_group = NULL;
+        close_host_group(group);
         (void)base_fail(status, "%s", text);
     }
     return status;
@@ -253,7 +297,51 @@ static void free_group(struct hdl_group *group)
 {
     struct base_env *env = group->engine->env;
     base_free(env, group->name);
+    base_free(env, (void *)(uintptr_t)group->opts.ranks);
     base_free_aligned(env, group);
+}
+
+/* The options outlive the call. */
+static enum hdl_status keep_opts(struct hdl_group *group,
+                                 const struct hdl_group_opts *opts)
+{
+    struct base_env *env = group->engine->env;
+    group->opts = *opts;
+    group->opts.ranks = NULL;
+    group->name = base_strdup(env, opts->name ? opts->name : "world");
+    group->opts.name = group->name;
+    if (!group->name || !opts->ranks)
+        return group->name ? HDL_OK : HDL_ENOMEM;
+    size_t n = (size_t)opts->num_ranks;
+    int32_t *ranks = base_alloc(env, n, sizeof(*ranks));
+    if (!ranks)
+        return HDL_ENOMEM;
+    memcpy(ranks, opts->ranks, n * sizeof(*ranks));
+    group->opts.ranks = ranks;
+    return HDL_OK;
+}
+
+/* Window, registration, peers. */
+static enum hdl_status build(struct hdl_group *group, const struct group_shape *shape)
+{
+    struct group_engine *engine = group->engine;
+    enum hdl_status status = net_window_create(engine->net, shape->bytes, &group->window);
+    if (status != HDL_OK)
+        return status;
+    status = init_group(group, engine, &group->opts, shape);
+    if (status != HDL_OK)
+        goto close_window;
+    status = join_group(group, &group->opts);
+    if (status != HDL_OK)
+        goto close_group;
+    return HDL_OK;
+
+close_group:
+    take_apart(group);
+close_window:
+    net_window_destroy(group->window);
+    group->window = NULL;
+    return status;
 }
 
 enum hdl_status group_create(struct group_engine *engine,
@@ -275,26 +363,50 @@ enum hdl_status group_create(struct group_engine *engine,
     if (!group)
         return HDL_ENOMEM;
     group->engine = engine;
-    group->name = base_strdup(engine->env, opts.name ? opts.name : "world");
-    status = group->name ? net_window_create(engine->net, shape.bytes, &group->window)
-                         : HDL_ENOMEM;
-    if (status != HDL_OK)
-        goto free_it;
-    status = init_group(group, engine, &opts, &shape);
-    if (status != HDL_OK)
-        goto close_window;
-    status = join_group(group, &opts);
-    if (status != HDL_OK)
-        goto close_group;
+    status = keep_opts(group, &opts);
+    if (status == HDL_OK)
+        status = build(group, &shape);
+    if (status != HDL_OK) {
+        free_group(group);
+        return status;
+    }
     *out = group;
     return HDL_OK;
+}
 
-close_group:
+/* Everything is made anew, but what the application holds: the group and its callback. */
+enum hdl_status group_restart(struct hdl_group *group)
+{
+    struct group_engine *engine = group->engine;
+    struct hdl_group_opts opts = group->opts;
+    struct group_shape shape = group->shape;
+    char *name = group->name;
+    group_view_callback *callback = atomic_load(&group->on_view);
+    void *user = group->on_view_user;
+    group_worker_cancel(&engine->notifier, &group->notify_job);
+    close_host_group(group);
     take_apart(group);
-close_window:
     net_window_destroy(group->window);
-free_it:
-    free_group(group);
+    memset(group, 0, sizeof(*group));
+    group->engine = engine;
+    group->opts = opts;
+    group->opts.join = true;
+    group->name = name;
+    group->on_view_user = user;
+    atomic_store(&group->on_view, callback);
+    enum hdl_status status = build(group, &shape);
+    if (status == HDL_OK)
+        return HDL_OK;
+    /* Still fenced: hdl_group_join may be tried again, hdl_group_destroy works. */
+    memset(group, 0, sizeof(*group));
+    group->engine = engine;
+    group->opts = opts;
+    group->name = name;
+    group->shape = shape;
+    group_job_init(&group->attach_job, group_attach_run);
+    group_job_init(&group->notify_job, group_notify_run);
+    atomic_store(&group->over, HDL_EFENCED);
+    group->magic = GROUP_MAGIC;
     return status;
 }
 
@@ -308,6 +420,23 @@ static bool all_finished(void *argument)
             (!group->path->messaged || messaged_delivered(group)));
 }
 
+static bool said_left(void *argument)
+{
+    return messaged_delivered(argument);
+}
+
+/* Who is removed may come back, who has left does not: peers end what they wait for. */
+static void say_left(struct hdl_group *group)
+{
+    atomic_store(&group_segment_head(group->segment)->left, 1);
+    if (!group->path->messaged)
+        return;
+    group_engine_lock(group->engine);
+    messaged_say_left(group);
+    group_engine_unlock(group->engine);
+    (void)group_engine_wait(group->engine, said_left, group, base_now_ns() + LEAVE_NS);
+}
+
 void hdl_group_destroy(struct hdl_group *group)
 {
     if (!group || group->magic != GROUP_MAGIC)
@@ -318,10 +447,12 @@ void hdl_group_destroy(struct hdl_group *group)
     if (atomic_load(&group->over) == HDL_OK) {
         (void)group_engine_wait(engine, all_finished, group, base_now_ns() + LEAVE_NS);
         if (atomic_load(&group->over) == HDL_OK)
+            say_left(group);
+        if (atomic_load(&group->over) == HDL_OK)
             host_group_leave(group->host_group, LEAVE_NS);
     }
-    host_group_close(group->host_group);
-    group->host_group = NULL;
+    group_notify_stop(group);
+    close_host_group(group);
     take_apart(group);
     net_window_destroy(group->window);
     free_group(group);

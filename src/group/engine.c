@@ -45,8 +45,12 @@ enum hdl_status group_engine_create(struct base_env *env, struct host *host,
     engine->spin_ns = env->config.spin;
     engine->yield_ns = env->config.yield;
     engine->cores = usable_cores();
+    group_worker_init(&engine->attacher, host, "hdl-attach");
+    group_worker_init(&engine->notifier, host, "hdl-notify");
     enum hdl_status status = group_thread_start(engine);
     if (status != HDL_OK) {
+        group_worker_destroy(&engine->attacher);
+        group_worker_destroy(&engine->notifier);
         base_free_aligned(env, engine);
         return status;
     }
@@ -58,6 +62,8 @@ void group_engine_destroy(struct group_engine *engine)
 {
     if (!engine)
         return;
+    group_worker_destroy(&engine->attacher);
+    group_worker_destroy(&engine->notifier);
     group_thread_stop(engine);
     group_op_pool_destroy(engine);
     base_free_aligned(engine->env, engine);

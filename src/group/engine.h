@@ -12,6 +12,7 @@
 #include "base/env.h"
 #include "base/list.h"
 #include "group/op.h"
+#include "group/worker.h"
 #include "heddle.h"
 
 struct host;
@@ -46,6 +47,7 @@ struct group_engine {
     int64_t spin_ns, yield_ns;
     uint32_t cores;
 
+    struct group_worker attacher, notifier;
     struct host_thread *thread;
     alignas(64) _Atomic uint32_t work; /* futex of the progress thread */
     _Atomic bool asleep;               /* it sleeps until it is kicked */

@@ -63,15 +63,50 @@ static void fill_open(struct hdl_group *group, struct ctl_answer *answer)
     }
 }
 
+/* A member whose data threads have not seen yet that it is one answers as a fresh one. */
+static bool has_entered(struct hdl_group *group, uint64_t *before)
+{
+    const struct group_view *view = atomic_load(&group->view);
+    const struct ctl_slot *own = &view->ctl->slots[group->rank];
+    if (!own->active || own->first == 0 || own->first == atomic_load(&group->entered))
+        return true;
+    *before = GROUP_X_END(GROUP_X_OP(own->first) - 1);
+    return false;
+}
+
+static uint64_t own_done(struct hdl_group *group)
+{
+    uint64_t before;
+    if (!has_entered(group, &before))
+        return before;
+    return atomic_load(&group_segment_head(group->segment)->done);
+}
+
+/* The newest view says where the holder's memory is, the data threads may be behind. */
+static uint64_t sample(struct hdl_group *group, uint32_t rank)
+{
+    const struct group_view *view = atomic_load(&group->view);
+    const struct group_reach *reach = view->reach[rank];
+    if (!group->path)
+        return GROUP_X_END(0);
+    if (reach && reach->segment)
+        return group_segment_newest(&group->shape, reach->segment);
+    return group->path->sample(group, rank);
+}
+
 void group_freeze(void *user, const struct ctl_prepare *prepare,
                   struct ctl_answer *answer)
 {
     struct hdl_group *group = user;
     set_frozen(group);
     answer->ballot = prepare->ballot;
-    answer->ready = group_ready_x(group, atomic_load(&group->ready));
-    answer->done = atomic_load(&group->head->done);
-    answer->next = atomic_load(&group->next);
+    answer->done = own_done(group);
+    if (!has_entered(group, &answer->ready)) {
+        answer->next = GROUP_X_OP(answer->ready) + 1;
+    } else {
+        answer->ready = group_ready_x(group, atomic_load(&group->ready));
+        answer->next = atomic_load(&group->next);
+    }
     answer->num_dead = prepare->num_dead;
     for (uint32_t i = 0; i < prepare->num_dead; i++) {
         uint32_t rank = prepare->dead[i];
@@ -79,8 +114,7 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
             continue;
         /* The first reading since the last commit is kept. */
         if (group->fence[rank] == GROUP_FOREVER)
-            group->fence[rank] =
-                group->path ? group->path->sample(group, rank) : GROUP_X_END(0);
+            group->fence[rank] = sample(group, rank);
         answer->published[i] = group->fence[rank];
     }
     fill_open(group, answer);
@@ -90,15 +124,21 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
  * and no reader is inside. */
 static void free_retired(struct hdl_group *group, struct group_view *newest)
 {
+    const struct group_view *seen = atomic_load(&group->seen);
+    uint64_t next = atomic_load(&group->next);
     if (atomic_load(&group->view_readers) != 0)
         return;
-    const struct group_view *seen =
-        atomic_load_explicit(&group->seen, memory_order_acquire);
-    struct group_view *keep = newest;
+    struct group_view *keep = newest, *shown = newest;
     while (keep && keep != seen)
         keep = keep->older;
-    if (!keep)
+    while (keep && shown && shown->visible_from > next)
+        shown = shown->older;
+    if (!keep || !shown)
         return;
+    /* The older of the two. */
+    for (struct group_view *view = keep->older; view; view = view->older)
+        if (view == shown)
+            keep = shown;
     struct group_view *view = keep->older;
     keep->older = NULL;
     while (view) {
@@ -112,15 +152,17 @@ static void free_retired(struct hdl_group *group, struct group_view *newest)
  * and ready stays. */
 static void set_thawed(struct hdl_group *group, const struct ctl_view *ctl)
 {
-    uint64_t word = atomic_load(&group->ready);
-    uint64_t x = group_ready_x(group, word);
-    uint64_t from = ctl_view_changed_from(ctl);
-    if (group->path && group->path->messaged && from > 0 && x >= from)
-        x = from - 1;
-    if (!(word & GROUP_READY_FROZEN))
-        word = frozen_word(word);
-    uint64_t count = word & ~GROUP_READY_X_MASK & ~GROUP_READY_FROZEN;
-    atomic_store(&group->ready, count | (x & GROUP_READY_X_MASK));
+    uint64_t before, from = ctl_view_changed_from(ctl);
+    bool falls = group->path && group->path->messaged && has_entered(group, &before);
+    uint64_t word = atomic_load(&group->ready), thawed;
+    do {
+        uint64_t x = group_ready_x(group, word);
+        if (falls && from > 0 && x >= from)
+            x = from - 1;
+        uint64_t frozen = word & GROUP_READY_FROZEN ? word : frozen_word(word);
+        thawed = (frozen & ~GROUP_READY_X_MASK & ~GROUP_READY_FROZEN) |
+                 (x & GROUP_READY_X_MASK);
+    } while (!atomic_compare_exchange_weak(&group->ready, &word, thawed));
 }
 
 /* Held for a few instructions: the creator's first view against an early commit. */
@@ -128,6 +170,25 @@ static void lock_view(struct hdl_group *group)
 {
     while (atomic_exchange(&group->view_lock, 1))
         base_cpu_relax();
+}
+
+/* How each rank of the view is reached: as before, or as the worker has found out. Under
+ * view_lock. */
+static void take_reach(struct hdl_group *group, struct group_view *view,
+                       const struct group_view *older)
+{
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        uint64_t rank_epoch = view->ctl->slots[r].rank_epoch;
+        struct group_reach *arrived = group->arrived[r];
+        if (rank_epoch == 0)
+            continue;
+        if (arrived && arrived->rank_epoch == rank_epoch) {
+            view->reach[r] = arrived;
+            group->arrived[r] = NULL;
+        } else if (older->reach[r] && older->reach[r]->rank_epoch == rank_epoch) {
+            view->reach[r] = group_reach_ref(older->reach[r]);
+        }
+    }
 }
 
 static void replace_view(struct hdl_group *group, struct group_view *view)
@@ -139,6 +200,8 @@ static void replace_view(struct hdl_group *group, struct group_view *view)
         group_view_free(group->engine->env, view);
         return;
     }
+    take_reach(group, view, older);
+    group_view_follow(view, older);
     view->older = older;
     atomic_store(&group->view, view);
     free_retired(group, view);
@@ -173,6 +236,8 @@ void group_commit(void *user, struct ctl_view *ctl)
     replace_view(group, view);
     group_count(&group->counters.views, 1);
     set_thawed(group, ctl);
+    group_attach_again(group);
+    group_notify(group);
     group_engine_wake(group->engine);
 }
 
@@ -183,13 +248,14 @@ enum hdl_status group_first_view(struct hdl_group *group, struct ctl_view *ctl)
     if (!view)
         return HDL_ENOMEM;
     replace_view(group, view);
+    atomic_store(&group->entered, ctl->slots[group->rank].first);
     return HDL_OK;
 }
 
 void group_watch_done(void *user, uint64_t x)
 {
     struct hdl_group *group = user;
-    uint64_t done = atomic_load(&group->head->done);
+    uint64_t done = own_done(group);
     if (done >= x) {
         atomic_store(&group->watch_done, 0);
         if (group->host_group)

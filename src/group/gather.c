@@ -63,7 +63,7 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
         /* Starting at the own rank, readers do not all ask the same slot at once. */
         uint32_t r = (group->rank + i) % group->capacity;
         size_t begin, n;
-        if (!mapped_takes_part(op, r, chunk))
+        if (r >= op->blocks || !mapped_takes_part(op, r, chunk))
             continue;
         n = mapped_range(op, chunk, count_of(op, r), &begin);
         if (n == 0)

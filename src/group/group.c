@@ -22,8 +22,12 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
     group->sources = base_alloc(env, group->capacity, sizeof(*group->sources));
     group->fence = base_alloc(env, group->capacity, sizeof(*group->fence));
     group->issues = base_alloc(env, GROUP_ISSUES, sizeof(*group->issues));
+    group->arrived = base_alloc(env, group->capacity, sizeof(struct group_reach *));
+    group->closed = base_alloc(env, group->capacity, sizeof(*group->closed));
+    group->ready_epoch = base_alloc(env, group->capacity, sizeof(*group->ready_epoch));
     struct group_view *view = NULL;
-    if (group->peer && group->sources && group->fence && group->issues)
+    if (group->peer && group->sources && group->fence && group->issues &&
+        group->arrived && group->closed && group->ready_epoch)
         view = group_view_create(env, ctl, group->rank);
     if (!view)
         return HDL_ENOMEM;
@@ -31,6 +35,8 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
         group->fence[i] = GROUP_FOREVER;
     atomic_store(&group->view, view);
     group->seen = view;
+    group->entered = ctl->slots[group->rank].first;
+    group->last_op = CTL_OP_FOREVER;
     return HDL_OK;
 }
 
@@ -44,6 +50,13 @@ void group_free_parts(struct hdl_group *group)
         view = older;
     }
     atomic_store(&group->view, NULL);
+    for (uint32_t r = 0; group->arrived && r < group->capacity; r++)
+        group_reach_unref(env, group->arrived[r]);
+    base_free(env, (void *)group->arrived);
+    base_free(env, group->closed);
+    base_free(env, group->ready_epoch);
+    group->arrived = NULL;
+    group_unshelter(group);
     base_free(env, group->issues);
     base_free(env, group->fence);
     base_free(env, (void *)group->sources);
@@ -59,6 +72,17 @@ static void point(struct hdl_group *group, struct group_peer *peer, void *segmen
     peer->data = group_segment_data(&group->shape, segment, 0);
     peer->pieces = group_segment_piece(&group->shape, segment, 0);
     peer->done = GROUP_X_END(0);
+}
+
+void group_point_self(struct hdl_group *group, void *segment)
+{
+    struct group_peer *self = &group->peer[group->rank];
+    point(group, self, segment);
+    group->slots = self->slots;
+    group->data = self->data;
+    group->pieces = self->pieces;
+    group->head = group_segment_head(segment);
+    self->segment = group->segment; /* streams are never sheltered */
 }
 
 enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
@@ -84,11 +108,9 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
         return status;
     }
     group->segment = segment;
-    point(group, &group->peer[rank], segment);
-    group->slots = group->peer[rank].slots;
-    group->data = group->peer[rank].data;
-    group->pieces = group->peer[rank].pieces;
-    group->head = group_segment_head(segment);
+    group_point_self(group, segment);
+    group_job_init(&group->attach_job, group_attach_run);
+    group_job_init(&group->notify_job, group_notify_run);
     *group->head = (struct group_head){.magic = GROUP_SEGMENT_MAGIC,
                                        .version = GROUP_SEGMENT_VERSION,
                                        .rank = rank,
@@ -103,7 +125,8 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     return HDL_OK;
 }
 
-enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment)
+enum hdl_status group_segment_check(const struct hdl_group *group, uint32_t rank,
+                                    const void *segment)
 {
     const struct group_head *head = segment;
     if (head->magic != GROUP_SEGMENT_MAGIC || head->version != GROUP_SEGMENT_VERSION ||
@@ -116,8 +139,25 @@ enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *seg
             "version %d, capacity %u",
             rank, head->rank, head->version, head->capacity, GROUP_SEGMENT_VERSION,
             group->capacity);
-    point(group, &group->peer[rank], segment);
     return HDL_OK;
+}
+
+const struct group_path *group_segment_path(const void *segment,
+                                            const struct group_path *otherwise)
+{
+    const struct group_head *head = segment;
+    uint64_t path = head ? atomic_load(&head->path) : 0;
+    if (path == 0)
+        return otherwise;
+    return path == 1 ? &group_path_mapped : &group_path_messaged;
+}
+
+enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment)
+{
+    enum hdl_status status = group_segment_check(group, rank, segment);
+    if (status == HDL_OK)
+        point(group, &group->peer[rank], segment);
+    return status;
 }
 
 static uint32_t mapped_peers(const struct hdl_group *group)
@@ -128,12 +168,21 @@ static uint32_t mapped_peers(const struct hdl_group *group)
     return n;
 }
 
-enum hdl_status group_open(struct hdl_group *group, const struct group_path *path)
+/* For what is reached now; tells newcomers how the group moves. */
+static void tune(struct hdl_group *group)
 {
-    group->path = path;
     group->crowded = mapped_peers(group) > group->engine->cores;
     if (group->crowded && group->shape.window_chunks > 4)
         group->ahead = group->shape.window_chunks / 2;
+    struct group_head *head = group_segment_head(group->segment);
+    if (group->path != &group_path_isolated)
+        atomic_store(&head->path, group->path->messaged ? 2 : 1);
+}
+
+enum hdl_status group_open(struct hdl_group *group, const struct group_path *path)
+{
+    group->path = path;
+    tune(group);
     enum hdl_status status = path->open ? path->open(group) : HDL_OK;
     if (status != HDL_OK)
         return status;
@@ -170,17 +219,87 @@ void group_stop(struct hdl_group *group)
 
 /* ----------------------------------------------------------------------- progress */
 
+/* Ranks that came are reached as the view says. Nobody needs their predecessors any more:
+ * that was a condition of their admission. */
+static void install_peers(struct hdl_group *group, const struct group_view *view)
+{
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct ctl_slot *slot = &view->ctl->slots[r];
+        struct group_peer *peer = &group->peer[r];
+        struct group_reach *reach = view->reach[r];
+        if (r == group->rank)
+            continue;
+        if (reach && reach != peer->reach) {
+            if (!peer->reach)
+                net_remote_close(peer->remote);
+            memset(peer, 0, sizeof(*peer));
+            peer->reach = reach;
+            peer->remote = reach->remote;
+            if (reach->segment)
+                point(group, peer, reach->segment);
+            peer->fresh = true;
+        }
+        peer->rank_epoch = slot->rank_epoch;
+        /* It needs nothing from before its interval. */
+        if (slot->first > 0 && peer->done < slot->first - 1)
+            peer->done = slot->first - 1;
+    }
+}
+
+static void connect_streams(struct hdl_group *group, const struct group_view *view)
+{
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        if (!group->peer[r].fresh)
+            continue;
+        group->peer[r].fresh = false;
+        group_p2p_connect(group, r, view->ctl->slots[r].rank_epoch);
+    }
+}
+
+/* Operations called behind the own last one, before this was known here. */
+static void end_removed(struct hdl_group *group)
+{
+    base_list_each(node, after, &group->queue)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        if (op->number <= group->last_op)
+            continue;
+        group->open_chunks -= op->published - op->pulled;
+        group_op_fail(op, HDL_ENOTMEMBER, NULL, "operation %llu: rank %u was removed",
+                      (unsigned long long)op->number, group->rank);
+    }
+}
+
 /* Views are adopted by whoever holds the lock; view_readers keeps the control thread from
- * freeing the new one in between. */
+ * freeing the new one in between. Not before the commit has ended its freeze: `ready` is
+ * then what the view says. */
 static void adopt(struct hdl_group *group)
 {
     atomic_fetch_add(&group->view_readers, 1);
     const struct group_view *older = group->seen;
     const struct group_view *view = atomic_load(&group->view);
+    if (group_frozen(group) || view == older) {
+        atomic_fetch_sub(&group->view_readers, 1);
+        return;
+    }
+    const struct ctl_slot *own = &view->ctl->slots[group->rank];
+    bool open_path = group->path == &group_path_isolated;
+    bool enters = own->rank_epoch && own->active && own->first != group->entered;
+    if (enters)
+        group_enter(group, view);
     atomic_store_explicit(&group->seen, view, memory_order_release);
     group->done_all = 0;
-    group->path->adopt(group, older);
-    group_p2p_adopt(group);
+    install_peers(group, view);
+    group->last_op = own->rank_epoch ? ctl_x_op(own->last) : CTL_OP_FOREVER;
+    tune(group);
+    end_removed(group);
+    if (enters && open_path && group->path->open && group->path->open(group) != HDL_OK) {
+        group_end(group, HDL_ENOMEM, "no memory to enter the group");
+    } else {
+        group->path->adopt(group, older);
+        connect_streams(group, view);
+        group_p2p_adopt(group);
+    }
     atomic_fetch_sub(&group->view_readers, 1);
 }
 
@@ -214,7 +333,7 @@ bool group_progress(struct hdl_group *group)
     int over = atomic_load_explicit(&group->over, memory_order_acquire);
     if (over != HDL_OK)
         return fail_open(group, (enum hdl_status)over);
-    if (atomic_load_explicit(&group->view, memory_order_acquire) != group->seen)
+    if (atomic_load_explicit(&group->view, memory_order_seq_cst) != group->seen)
         adopt(group);
     bool moved = false;
     if (!base_list_empty(&group->queue) && !group_frozen(group))

@@ -12,6 +12,7 @@
 #include "group/op.h"
 #include "group/segment.h"
 #include "group/view.h"
+#include "group/worker.h"
 
 struct host_group;
 struct hdl_window;
@@ -20,13 +21,15 @@ struct group_p2p;
 
 /* Another slot as this rank reaches it. */
 struct group_peer {
-    void *segment; /* mapped; NULL if messaged or vacant */
+    struct group_reach *reach; /* of a rank that joined: owned by the view; else NULL */
+    void *segment;             /* mapped; NULL if messaged or vacant */
     struct group_slot *slots;
     char *data;
     char *pieces;
     struct hdl_peer_window *remote;
     uint64_t rank_epoch;
     uint64_t done; /* newest that was read */
+    bool fresh;    /* installed, its stream is not open yet */
 };
 
 /*
@@ -48,12 +51,12 @@ struct group_path {
     void (*adopt)(struct hdl_group *group, const struct group_view *older);
     /* Control thread, after the freeze bit is set: `published` of a dead rank. */
     uint64_t (*sample)(struct hdl_group *group, uint32_t rank);
-    /* Every few milliseconds while anybody waits or works. Optional. */
-    void (*tick)(struct hdl_group *group, int64_t now_ns);
     /* Sets bits of the ranks that the operation waits for now. */
     void (*missing)(const struct hdl_op *op, uint64_t *mask);
 };
 
+/* Before admission: this rank alone, in memory that nobody else sees. */
+extern const struct group_path group_path_isolated;
 extern const struct group_path group_path_mapped;
 extern const struct group_path group_path_messaged;
 
@@ -94,6 +97,8 @@ struct group_counters {
     _Atomic uint64_t bytes_sent, bytes_received;
     _Atomic uint64_t views, redone_chunks, stale_drops;
 };
+
+typedef void group_view_callback(void *user, struct hdl_group *group, uint64_t epoch);
 
 struct hdl_group {
     /* read by every operation */
@@ -138,6 +143,27 @@ struct hdl_group {
     _Atomic uint32_t view_readers;
     _Atomic uint32_t view_lock; /* held while a view is replaced */
 
+    /* This rank's own interval: its first x once operations have those numbers, and the
+     * last operation that it takes part in. */
+    _Atomic uint64_t entered;
+    uint64_t last_op;
+
+    /* joining, attach.c */
+    bool joining;                         /* created to join: isolated until admitted */
+    void *shelter;                        /* memory of operations over {self} */
+    const struct group_path *joined_path; /* how it will move, known when attached */
+    struct group_reach *
+        *arrived;             /* [capacity] opened, not in a view yet; under view_lock */
+    _Atomic uint64_t *closed; /* [capacity] rank epoch whose interval is closed */
+    _Atomic uint64_t closings;
+    atomic_bool attach_stopped;
+    _Atomic(struct ctl_view *) attaching; /* view to attach to, not answered */
+    struct group_job attach_job, notify_job;
+    _Atomic uint64_t *ready_epoch; /* [capacity] rank epoch of a joiner that is reached */
+    _Atomic(group_view_callback *) on_view;
+    void *on_view_user;
+    uint64_t notified;
+
     /* control thread only: what was answered about dead ranks since the last commit */
     uint64_t *fence;             /* [capacity], GROUP_FOREVER = not asked */
     _Atomic uint64_t watch_done; /* tell the host when done has reached it; 0 = nothing */
@@ -145,7 +171,8 @@ struct hdl_group {
 
     char *over_text;
     char *name;
-    int64_t op_timeout_ns; /* BASE_FOREVER = none */
+    struct hdl_group_opts opts; /* complete; `ranks` is owned */
+    int64_t op_timeout_ns;      /* BASE_FOREVER = none */
     bool completion_local, manual_deactivate, manual_sync;
     struct hdl_window *window;
     struct host_group *host_group;
@@ -160,6 +187,12 @@ struct hdl_group {
 enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
                            const struct group_shape *shape, uint32_t rank, void *segment,
                            struct ctl_view *view);
+/* Is the mapped memory a segment of that rank, of the same shape? */
+enum hdl_status group_segment_check(const struct hdl_group *group, uint32_t rank,
+                                    const void *segment);
+/* The path that a member's segment says, or `otherwise` if it is not mapped. */
+const struct group_path *group_segment_path(const void *segment,
+                                            const struct group_path *otherwise);
 /* Points a peer at its mapped segment, after checking that it is of the same shape. */
 enum hdl_status group_peer_map(struct hdl_group *group, uint32_t rank, void *segment);
 /* Opens the path and lets operations run: adds the group to the engine. */
@@ -178,9 +211,34 @@ enum hdl_status group_first_view(struct hdl_group *group, struct ctl_view *view)
 void group_watch_done(void *group, uint64_t x);
 void group_fail(void *group, enum hdl_status status, const char *text);
 
+void group_attach(void *group, struct ctl_view *view);
+void group_closed(void *group, uint32_t slot, uint64_t rank_epoch);
+
+/* attach.c: what waits for the new memory of other ranks. */
+void group_attach_run(struct group_job *job);
+/* Looks again at what waits for a former holder. */
+void group_attach_again(struct hdl_group *group);
+/* Ends it; nothing of the group runs there afterwards. */
+void group_attach_stop(struct hdl_group *group);
+
+/* isolated.c: a joiner before its admission, and its entry; under the lock. */
+enum hdl_status group_isolate(struct hdl_group *group);
+void group_enter(struct hdl_group *group, const struct group_view *view);
+void group_unshelter(struct hdl_group *group);
+/* Points the own slots at a segment. */
+void group_point_self(struct hdl_group *group, void *segment);
+
+/* member.c */
+void group_notify(struct hdl_group *group);
+void group_notify_run(struct group_job *job);
+void group_notify_stop(struct hdl_group *group);
+
 /* Joins as `opts` says (hdl_group_create); blocking. */
 enum hdl_status group_create(struct group_engine *engine,
                              const struct hdl_group_opts *opts, struct hdl_group **group);
+
+/* After HDL_EFENCED: the same group anew, registered to join. */
+enum hdl_status group_restart(struct hdl_group *group);
 
 /* Detail text and status if the group cannot be used (NULL, destroyed, over). */
 enum hdl_status group_check(const struct hdl_group *group);

@@ -13,7 +13,14 @@
 static const struct group_view *enter(struct hdl_group *group)
 {
     atomic_fetch_add(&group->view_readers, 1);
-    return atomic_load(&group->view);
+    const struct group_view *view = atomic_load(&group->view);
+    /* A change that lies ahead is not shown yet; `older` is there as long as it is not.
+     */
+    while (view->visible_from >
+               atomic_load_explicit(&group->next, memory_order_relaxed) &&
+           view->older)
+        view = view->older;
+    return view;
 }
 
 static void leave(struct hdl_group *group)
@@ -34,10 +41,21 @@ static void copy_mask(uint64_t *to, const uint64_t *from, int32_t room, uint32_t
         to[w] = 0;
 }
 
+/* A fenced rank is no member, whatever it last saw. */
+static void clear_self(const struct hdl_group *group, const struct group_view *view,
+                       struct hdl_view *out)
+{
+    if (!view->ctl->slots[group->rank].active)
+        return;
+    out->num_active--;
+    if (out->active)
+        out->active[group->rank / 64] &= ~(UINT64_C(1) << (group->rank % 64));
+}
+
 enum hdl_status hdl_group_view(const struct hdl_group *const_group, struct hdl_view *out)
 {
     struct hdl_group *group = writable(const_group);
-    if (!group || group->magic != GROUP_MAGIC || !out)
+    if (!group || group->magic != GROUP_MAGIC || !out || !atomic_load(&group->view))
         return base_fail(HDL_EINVAL, "not a group, or no view to fill");
     const struct group_view *view = enter(group);
     int32_t words = (int32_t)view->num_words, room = out->mask_words;
@@ -54,6 +72,8 @@ enum hdl_status hdl_group_view(const struct hdl_group *const_group, struct hdl_v
             copy_mask(out->active, view->active, room, view->num_words);
         if (out->absent)
             copy_mask(out->absent, view->absent, room, view->num_words);
+        if (atomic_load(&group->over) == HDL_EFENCED)
+            clear_self(group, view, out);
     }
     leave(group);
     return fits ? HDL_OK
@@ -69,7 +89,7 @@ int32_t hdl_group_rank(const struct hdl_group *group)
 int32_t hdl_group_size(const struct hdl_group *const_group)
 {
     struct hdl_group *group = writable(const_group);
-    if (!group || group->magic != GROUP_MAGIC)
+    if (!group || group->magic != GROUP_MAGIC || !atomic_load(&group->view))
         return -1;
     int32_t size = (int32_t)enter(group)->ctl->size;
     leave(group);

@@ -186,7 +186,7 @@ static const struct group_desc *published_desc(struct hdl_op *op, uint32_t rank)
     return &op->group->peer[rank].slots[group_slot_of(op->group, op->number, 0)].desc;
 }
 
-void mapped_close_op(struct hdl_group *group, struct hdl_op *op)
+static void close_op(struct hdl_group *group, struct hdl_op *op)
 {
     group->open_chunks -= op->published - op->pulled;
     group_done(group, GROUP_X_END(op->number));
@@ -200,7 +200,7 @@ static bool root_lost(const struct hdl_op *op, uint64_t chunk)
 
 static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 {
-    mapped_close_op(group, op);
+    close_op(group, op);
     group_op_mark_failed(op, (uint32_t)op->desc.root);
     group_op_fail(op, HDL_EPEER, NULL, "operation %llu: root %d is lost",
                   (unsigned long long)op->number, op->desc.root);
@@ -210,7 +210,7 @@ static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
     if (op->mismatch) {
-        mapped_close_op(group, op);
+        close_op(group, op);
         group_op_mismatch(op, GROUP_X(op->number, 0), published_desc);
         return;
     }
@@ -224,12 +224,12 @@ void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
     group->open_chunks--;
     op->wait_rank = 0;
     if (status < 0) {
-        mapped_close_op(group, op);
+        close_op(group, op);
         group_op_fail(op, status, NULL, "%s", base_detail());
         return;
     }
     if (op->pulled == op->num_chunks) {
-        mapped_close_op(group, op);
+        close_op(group, op);
         group_op_finish(op, status);
         return;
     }
@@ -352,15 +352,24 @@ void mapped_start(struct hdl_group *group, struct hdl_op *op)
         group->publishing = op;
 }
 
-uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
+static uint64_t newest_of(const struct group_slot *slots, uint32_t count)
 {
-    const struct group_peer *peer = &group->peer[rank];
     uint64_t newest = GROUP_X_END(0);
-    for (uint32_t i = 0; peer->slots && i < group->shape.window_chunks; i++) {
-        uint64_t seq = atomic_load_explicit(&peer->slots[i].seq, memory_order_seq_cst);
+    for (uint32_t i = 0; slots && i < count; i++) {
+        uint64_t seq = atomic_load_explicit(&slots[i].seq, memory_order_seq_cst);
         newest = seq > newest ? seq : newest;
     }
     return newest;
+}
+
+uint64_t mapped_sample(struct hdl_group *group, uint32_t rank)
+{
+    return newest_of(group->peer[rank].slots, group->shape.window_chunks);
+}
+
+uint64_t group_segment_newest(const struct group_shape *shape, void *segment)
+{
+    return newest_of(group_segment_slot(shape, segment, 0), shape->window_chunks);
 }
 
 void mapped_missing(const struct hdl_op *op, uint64_t *mask)

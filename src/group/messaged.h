@@ -57,8 +57,9 @@ struct messaged_entry {
 
 /* Another host, as this rank pushes to it. */
 struct messaged_target {
-    uint32_t low, high; /* its lowest and highest rank */
-    uint32_t *ranks;    /* its founders, ascending */
+    struct ctl_bytes *handle; /* of one of its ranks: says which host it is */
+    uint32_t low, high;       /* its lowest and highest rank */
+    uint32_t *ranks;          /* its founders, ascending */
     uint32_t num_ranks;
     int32_t receiver; /* of this rank's slots there; -1 = nobody is left */
     struct hdl_peer_window *remote;
@@ -82,7 +83,6 @@ struct messaged {
     uint64_t unsaid_done; /* chunks done since the last word about it; W = say now */
     uint16_t attempt;     /* of all x from `steady` on */
     uint64_t steady;
-    bool *link_down;    /* [capacity] as the control plane was told */
     uint32_t *own_host; /* ranks of the own host, ascending */
     uint32_t num_own_host;
 };
@@ -126,10 +126,15 @@ bool messaged_word_covers(const struct hdl_group *group, uint64_t word, uint64_t
 /* messaged_hosts.c: who is where, whom to push to, where to read from. */
 enum hdl_status messaged_hosts_open(struct hdl_group *group);
 void messaged_hosts_close(struct hdl_group *group);
-/* Tells the control plane which links are down, and when they are up again. */
-void messaged_watch_links(struct hdl_group *group, int64_t now_ns);
 /* After a new view: receivers of lost ranks are replaced, mirrors read elsewhere. */
 void messaged_hosts_adopt(struct hdl_group *group);
+
+/* What a rank of another host has written about itself here. */
+struct group_head *messaged_mirror_head(struct hdl_group *group, uint32_t rank);
+/* Nobody needs what the rank's former process has written here. */
+void messaged_mirror_clean(struct hdl_group *group, uint32_t rank);
+/* Tells everybody elsewhere that this rank leaves for good. */
+void messaged_say_left(struct hdl_group *group);
 
 /* messaged_push.c: slots and flags on their way to other hosts. */
 void messaged_enqueue(struct hdl_group *group, struct hdl_op *op, uint64_t chunk,

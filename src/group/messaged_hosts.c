@@ -2,15 +2,16 @@
 /* Which ranks share a host, who receives for it, and where each rank's slots are read. */
 #include "group/messaged.h"
 
+#include <stddef.h>
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/clock.h"
-#include "host/host.h"
+#include "ctl/bytes.h"
 #include "net/net.h"
 
 enum { PAGE = 4096 };
 #define OWN_HOST UINT32_MAX
+#define NO_HOST (UINT32_MAX - 1)
 
 static bool area(size_t *end, size_t count, size_t size, size_t *offset)
 {
@@ -58,59 +59,80 @@ static char *mirror_at(const struct hdl_group *group, uint32_t receiver, uint32_
 
 /* --------------------------------------------------------------------------- hosts */
 
-static bool same_host(struct hdl_group *group, uint32_t a, uint32_t b)
+static const struct ctl_bytes *endpoint_of(const struct hdl_group *group, uint32_t rank)
 {
-    const struct ctl_slot *slots = group->seen->ctl->slots;
-    const struct ctl_bytes *one = slots[a].endpoint, *two = slots[b].endpoint;
-    if (a == b)
-        return true;
-    return one && two &&
-           net_handles_mapped(group->engine->net, one->data, one->size, two->data,
-                              two->size);
+    const struct ctl_slot *slot = &group->seen->ctl->slots[rank];
+    return slot->rank_epoch != 0 ? slot->endpoint : NULL;
 }
 
-static bool occupied(const struct hdl_group *group, uint32_t rank)
+static bool on_own_host(struct hdl_group *group, uint32_t rank)
 {
-    return group->seen->ctl->slots[rank].rank_epoch != 0;
+    const struct ctl_bytes *handle = endpoint_of(group, rank);
+    return rank == group->rank ||
+           net_handle_mapped(group->engine->net, handle->data, handle->size);
 }
 
-/* Puts the rank into the target of its host, which may be new. */
-static void sort_rank(struct hdl_group *group, uint32_t rank)
+/* The target of a host, known by the handle of any of its ranks; else an unused one. */
+static struct messaged_target *find_target(struct hdl_group *group,
+                                           struct ctl_bytes *handle)
 {
     struct messaged *m = messaged_of(group);
-    if (same_host(group, group->rank, rank)) {
-        m->host[rank] = OWN_HOST;
-        m->own_host[m->num_own_host++] = rank;
-        return;
+    struct messaged_target *unused = NULL;
+    for (uint32_t t = 0; t < m->num_targets; t++) {
+        struct messaged_target *target = &m->targets[t];
+        if (net_handles_mapped(group->engine->net, target->handle->data,
+                               target->handle->size, handle->data, handle->size))
+            return target;
+        if (target->num_ranks == 0 && target->receiver < 0)
+            unused = target;
     }
-    uint32_t t = 0;
-    while (t < m->num_targets && !same_host(group, m->targets[t].ranks[0], rank))
-        t++;
-    struct messaged_target *target = &m->targets[t];
-    if (t == m->num_targets) {
-        m->num_targets++;
-        target->low = rank;
-        target->receiver = -1;
+    if (!unused)
+        unused = &m->targets[m->num_targets++];
+    ctl_bytes_unref(unused->handle);
+    unused->handle = ctl_bytes_ref(handle);
+    unused->receiver = -1;
+    return unused;
+}
+
+/* Puts every rank of the view where it lives: a new process may live elsewhere. */
+static void sort_ranks(struct hdl_group *group)
+{
+    struct messaged *m = messaged_of(group);
+    m->num_own_host = 0;
+    for (uint32_t t = 0; t < m->num_targets; t++)
+        m->targets[t].num_ranks = 0;
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        m->host[r] = NO_HOST;
+        if (!endpoint_of(group, r))
+            continue;
+        if (on_own_host(group, r)) {
+            m->host[r] = OWN_HOST;
+            m->own_host[m->num_own_host++] = r;
+            continue;
+        }
+        struct messaged_target *target =
+            find_target(group, group->seen->ctl->slots[r].endpoint);
+        m->host[r] = (uint32_t)(target - m->targets);
+        if (target->num_ranks == 0)
+            target->low = r;
+        target->high = r;
+        target->ranks[target->num_ranks++] = r;
     }
-    m->host[rank] = t;
-    target->high = rank;
-    target->ranks[target->num_ranks++] = rank;
 }
 
 static bool alloc_targets(struct hdl_group *group, struct messaged *m)
 {
     struct base_env *env = group->engine->env;
     uint32_t capacity = group->capacity, chunks = group->shape.window_chunks;
-    m->targets = base_alloc(env, capacity, sizeof(*m->targets));
+    m->targets = base_alloc(env, 2 * (size_t)capacity, sizeof(*m->targets));
     m->host = base_alloc(env, capacity, sizeof(*m->host));
     m->heads = base_alloc(env, capacity, sizeof(*m->heads));
     m->own_host = base_alloc(env, capacity, sizeof(*m->own_host));
-    m->link_down = base_alloc(env, capacity, sizeof(*m->link_down));
     m->entries = base_alloc(env, 4 * (size_t)chunks, sizeof(*m->entries));
-    if (!m->targets || !m->host || !m->heads || !m->own_host || !m->link_down ||
-        !m->entries)
+    if (!m->targets || !m->host || !m->heads || !m->own_host || !m->entries)
         return false;
-    for (uint32_t t = 0; t < capacity; t++) {
+    for (uint32_t t = 0; t < 2 * capacity; t++) {
+        m->targets[t].receiver = -1;
         m->targets[t].ranks = base_alloc(env, capacity, sizeof(uint32_t));
         m->targets[t].tickets = base_alloc(env, chunks, sizeof(uint64_t));
         if (!m->targets[t].ranks || !m->targets[t].tickets)
@@ -137,9 +159,6 @@ enum hdl_status messaged_hosts_open(struct hdl_group *group)
         return base_fail(HDL_ENOTSUP, "rank %u has no memory for ranks of other hosts",
                          group->rank);
     }
-    for (uint32_t r = 0; r < group->capacity; r++)
-        if (occupied(group, r))
-            sort_rank(group, r);
     messaged_hosts_adopt(group);
     return HDL_OK;
 }
@@ -150,7 +169,8 @@ void messaged_hosts_close(struct hdl_group *group)
     struct messaged *m = messaged_of(group);
     if (!m)
         return;
-    for (uint32_t t = 0; m->targets && t < group->capacity; t++) {
+    for (uint32_t t = 0; m->targets && t < 2 * group->capacity; t++) {
+        ctl_bytes_unref(m->targets[t].handle);
         base_free(env, m->targets[t].ranks);
         base_free(env, m->targets[t].tickets);
     }
@@ -158,10 +178,36 @@ void messaged_hosts_close(struct hdl_group *group)
     base_free(env, m->host);
     base_free(env, (void *)m->heads);
     base_free(env, m->own_host);
-    base_free(env, m->link_down);
     base_free(env, m->entries);
     base_free(env, m);
     group->path_state = NULL;
+}
+
+struct group_head *messaged_mirror_head(struct hdl_group *group, uint32_t rank)
+{
+    return (struct group_head *)(void *)mirror_at(group, group->rank, rank);
+}
+
+void messaged_mirror_clean(struct hdl_group *group, uint32_t rank)
+{
+    const struct messaged_shape *shape = &messaged_of(group)->shape;
+    char *mirror = mirror_at(group, group->rank, rank);
+    memset(mirror, 0, sizeof(struct group_head));
+    memset(mirror + shape->slots, 0,
+           group->shape.window_chunks * sizeof(struct group_slot));
+    memset(mirror + shape->intake, 0, sizeof(struct group_intake));
+    memset(mirror + shape->cells, 0, GROUP_CELLS * sizeof(struct group_cell));
+}
+
+void messaged_say_left(struct hdl_group *group)
+{
+    const struct messaged *m = messaged_of(group);
+    size_t at = group->shape.messaged + (size_t)group->rank * m->shape.bytes +
+                offsetof(struct group_head, left);
+    for (uint32_t r = 0; r < group->capacity; r++)
+        if (r != group->rank && group->peer[r].remote && !group->peer[r].segment &&
+            group_view_present(group->seen, r))
+            (void)net_signal(group->peer[r].remote, at, 1, HDL_SIGNAL_SET);
 }
 
 /* --------------------------------------------------------------------- receivers */
@@ -183,10 +229,11 @@ static void set_target(struct hdl_group *group, struct messaged_target *target)
 {
     const struct group_view *view = group->seen;
     int32_t receiver = receiver_of(view, target->ranks, target->num_ranks, group->rank);
-    if (receiver == target->receiver)
+    struct hdl_peer_window *remote = receiver < 0 ? NULL : group->peer[receiver].remote;
+    if (receiver == target->receiver && remote == target->remote)
         return;
     target->receiver = receiver;
-    target->remote = receiver < 0 ? NULL : group->peer[receiver].remote;
+    target->remote = remote;
     /* The new one has nothing of what is open: it is queued again. */
     target->head_pushed = false;
     target->ready_told = 0;
@@ -200,7 +247,8 @@ static void set_source(struct hdl_group *group, uint32_t rank)
     struct messaged *m = messaged_of(group);
     struct group_peer *peer = &group->peer[rank];
     if (m->host[rank] == OWN_HOST) {
-        m->heads[rank] = group_segment_head(peer->segment);
+        if (peer->segment)
+            m->heads[rank] = group_segment_head(peer->segment);
         return;
     }
     int32_t receiver = receiver_of(group->seen, m->own_host, m->num_own_host, rank);
@@ -218,10 +266,11 @@ static void drop_absent(struct hdl_group *group)
 {
     const struct messaged *m = messaged_of(group);
     for (uint32_t r = 0; r < group->capacity; r++) {
-        if (m->host[r] == OWN_HOST || !occupied(group, r) ||
+        if (m->host[r] == OWN_HOST || m->host[r] == NO_HOST ||
             !group_view_absent(group->seen, r))
             continue;
-        net_remote_close(group->peer[r].remote);
+        if (!group->peer[r].reach)
+            net_remote_close(group->peer[r].remote);
         group->peer[r].remote = NULL;
     }
 }
@@ -230,8 +279,9 @@ void messaged_hosts_adopt(struct hdl_group *group)
 {
     struct messaged *m = messaged_of(group);
     const struct group_view *view = group->seen;
+    sort_ranks(group);
     for (uint32_t r = 0; r < group->capacity; r++)
-        if (occupied(group, r))
+        if (m->host[r] != NO_HOST)
             set_source(group, r);
     for (uint32_t t = 0; t < m->num_targets; t++)
         set_target(group, &m->targets[t]);
@@ -242,26 +292,6 @@ void messaged_hosts_adopt(struct hdl_group *group)
         if (ctl->attempts[i].from > m->steady)
             m->steady = ctl->attempts[i].from;
     m->attempt = (uint16_t)ctl_view_attempt(ctl, CTL_X_FOREVER - 1);
-}
-
-/* A link that breaks is usually back at once: that is nobody's concern. */
-static const int64_t link_patience_ns = 250 * BASE_NS_PER_MS;
-
-void messaged_watch_links(struct hdl_group *group, int64_t now_ns)
-{
-    struct messaged *m = messaged_of(group);
-    for (uint32_t r = 0; r < group->capacity; r++) {
-        const struct group_peer *peer = &group->peer[r];
-        if (m->host[r] == OWN_HOST || !peer->remote)
-            continue;
-        int64_t since = net_remote_down_since(peer->remote);
-        bool down = since && now_ns - since > link_patience_ns;
-        if (down == m->link_down[r])
-            continue;
-        m->link_down[r] = down;
-        if (group->host_group)
-            host_group_link(group->host_group, peer->rank_epoch, !down);
-    }
 }
 
 uint16_t messaged_attempt(const struct hdl_group *group, uint64_t x)

@@ -101,7 +101,8 @@ struct hdl_op {
     struct group_arrays arrays;
     size_t *array_block; /* the memory behind them */
     double scalar;
-    size_t elem;        /* bytes of an element */
+    uint32_t blocks; /* ranks that the caller's arrays have room for: size at the call */
+    size_t elem;     /* bytes of an element */
     size_t chunk_elems; /* elements (of each block) that one chunk moves */
     size_t chunk_bytes; /* most that a chunk has in a slot */
     uint64_t num_chunks;

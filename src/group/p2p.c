@@ -33,6 +33,15 @@ static void open_stream(struct hdl_group *group, uint32_t rank,
     }
 }
 
+static void init_peer(struct group_p2p_peer *peer)
+{
+    base_list_init(&peer->node);
+    base_list_init(&peer->queued);
+    base_list_init(&peer->large);
+    base_list_init(&peer->granted);
+    base_list_init(&peer->unpushed);
+}
+
 enum hdl_status group_p2p_open(struct hdl_group *group)
 {
     size_t bytes;
@@ -46,11 +55,8 @@ enum hdl_status group_p2p_open(struct hdl_group *group)
     base_list_init(&p2p->unpushed);
     for (uint32_t r = 0; r < group->capacity; r++) {
         struct group_p2p_peer *peer = &p2p->peer[r];
-        base_list_init(&peer->node);
-        base_list_init(&peer->queued);
-        base_list_init(&peer->large);
-        base_list_init(&peer->granted);
-        base_list_init(&peer->unpushed);
+        init_peer(peer);
+        peer->rank_epoch = atomic_load(&group->view)->ctl->slots[r].rank_epoch;
         open_stream(group, r, peer);
     }
     group->p2p = p2p;
@@ -343,6 +349,58 @@ static void lose(struct hdl_group *group, uint32_t rank)
     fail_list(group, &group->receives, rank);
 }
 
+/* A removed rank lives on and may come back; one that has left says so in its segment. */
+static bool has_left(struct hdl_group *group, uint32_t rank)
+{
+    const struct group_view *view = group->seen;
+    const struct group_head *head = group->peer[rank].segment;
+    if (group_view_present(view, rank) || view->ctl->slots[rank].active)
+        return false;
+    if (!head && group->path->messaged)
+        head = messaged_mirror_head(group, rank);
+    return !head || atomic_load(&head->left) != 0;
+}
+
+void group_p2p_renew(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+{
+    if (!group->p2p)
+        return;
+    struct group_p2p_peer *peer = peer_of(group, rank);
+    if (peer->rank_epoch == rank_epoch)
+        return;
+    if (peer->stream && !peer->lost)
+        lose(group, rank);
+    base_list_each(node, after, &group->unexpected)
+    {
+        struct group_unexpected *kept =
+            base_container_of(node, struct group_unexpected, node);
+        if (kept->source == rank && kept->large)
+            free_unexpected(group, kept);
+    }
+    base_list_remove(&peer->node);
+    base_list_remove(&peer->unpushed);
+    base_free(group->engine->env, peer->backlog);
+    memset(peer, 0, sizeof(*peer));
+    init_peer(peer);
+    peer->lost = true;
+    peer->rank_epoch = rank_epoch;
+    memset(group_segment_intake(&group->shape, group->segment, rank), 0,
+           sizeof(struct group_intake));
+    memset(group_segment_cells(&group->shape, group->segment, rank), 0,
+           GROUP_CELLS * sizeof(struct group_cell));
+    if (group->path->messaged)
+        messaged_mirror_clean(group, rank);
+}
+
+void group_p2p_connect(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+{
+    struct group_p2p_peer *peer = peer_of(group, rank);
+    if (peer->rank_epoch != rank_epoch)
+        group_p2p_renew(group, rank, rank_epoch);
+    peer->lost = false;
+    open_stream(group, rank, peer);
+}
+
 void group_p2p_adopt(struct hdl_group *group)
 {
     const struct group_view *view = group->seen;
@@ -350,7 +408,8 @@ void group_p2p_adopt(struct hdl_group *group)
     for (uint32_t r = 0; r < group->capacity; r++) {
         struct group_p2p_peer *peer = peer_of(group, r);
         if (!peer->stream || peer->lost || r == group->rank ||
-            group_view_present(view, r))
+            peer->rank_epoch != view->ctl->slots[r].rank_epoch ||
+            (!group_view_absent(view, r) && !has_left(group, r)))
             continue;
         lose(group, r);
         lost = true;

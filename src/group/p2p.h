@@ -77,6 +77,7 @@ struct group_p2p_peer {
     struct base_list granted; /* receives whose large message was granted */
     uint32_t sends, receives; /* open ones that name this peer */
     bool lost;
+    uint64_t rank_epoch; /* of the peer that the stream is with */
     const struct group_stream *stream;
     struct group_stream_ends in;
     /* messaged stream: what the peer has been sent of the words below */
@@ -137,6 +138,11 @@ void group_p2p_each(struct hdl_group *group, int64_t now,
                     bool (*each)(struct hdl_op *, int64_t));
 /* After a new view: operations with lost peers end. */
 void group_p2p_adopt(struct hdl_group *group);
+/* Another process will be at `rank`: forgets the stream with the former one and cleans
+ * the memory here that the new one will read or write. */
+void group_p2p_renew(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch);
+/* group->peer[rank] is new: opens the stream. */
+void group_p2p_connect(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch);
 /* Ends all with a status. */
 void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text);
 size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room);

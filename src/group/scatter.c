@@ -42,7 +42,7 @@ static size_t publish_blocks(struct hdl_op *op, uint64_t chunk, unsigned char *p
     size_t bytes = 0;
     for (uint32_t r = 0; r < op->group->capacity; r++) {
         size_t begin, n;
-        if (r == except || !mapped_takes_part(op, r, chunk))
+        if (r == except || r >= op->blocks || !mapped_takes_part(op, r, chunk))
             continue;
         n = mapped_range(op, chunk, count_of(op, r), &begin);
         if (n == 0)
@@ -149,7 +149,7 @@ static enum hdl_status exchange_pull(struct hdl_op *op, uint64_t chunk)
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
     for (uint32_t i = 0; n > 0 && i < group->capacity; i++) {
         uint32_t r = (group->rank + i) % group->capacity;
-        if (!mapped_takes_part(op, r, chunk))
+        if (r >= op->blocks || !mapped_takes_part(op, r, chunk))
             continue;
         char *dst = (char *)op->dst + (r * op->desc.count + begin) * op->elem;
         const void *src = r == group->rank

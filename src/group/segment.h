@@ -89,8 +89,8 @@ struct group_slot {
     uint64_t reserved1[2];
     /* line 2 */
     _Atomic uint64_t piece; /* x whose piece is complete */
-    /* Messaged reductions: x whose input is here in the shares of the ranks of this host, or
-     * as a whole. */
+    /* Messaged reductions: x whose input is here in the shares of the ranks of this host,
+     * or as a whole. */
     _Atomic uint64_t part;
     _Atomic uint64_t full;
     uint64_t reserved2[13];
@@ -107,7 +107,9 @@ struct group_head {
     uint32_t capacity;
     uint32_t window_chunks;
     uint64_t chunk_bytes;
-    uint64_t reserved[4];
+    _Atomic uint64_t path; /* 1 = mapped, 2 = messaged, 0 = not known yet */
+    _Atomic uint64_t left; /* the owner has left the group for good */
+    uint64_t reserved[2];
     alignas(GROUP_LINE) _Atomic uint64_t done;
     _Atomic uint64_t ready; /* of messaged groups, see messaged.h */
     uint64_t reserved2[6];
@@ -172,6 +174,9 @@ static inline struct group_slot *group_segment_slot(const struct group_shape *sh
 {
     return (struct group_slot *)(void *)((char *)segment + shape->slots) + slot;
 }
+
+/* The largest x that a rank has published in its slots. */
+uint64_t group_segment_newest(const struct group_shape *shape, void *segment);
 
 static inline char *group_segment_data(const struct group_shape *shape, void *segment,
                                        uint32_t slot)

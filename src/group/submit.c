@@ -197,6 +197,12 @@ enum hdl_status group_submit(struct hdl_group *group, struct group_request *requ
         request->desc = (struct group_desc){.kind = GROUP_REFUSED, .root = -1};
     }
     group_engine_lock(engine);
+    if (atomic_load_explicit(&group->next, memory_order_relaxed) > group->last_op) {
+        group_engine_unlock(engine);
+        base_free(engine->env, detail);
+        return base_fail(HDL_ENOTMEMBER, "rank %u was removed from group %s", group->rank,
+                         group->name ? group->name : "");
+    }
     struct hdl_op *op = new_op(group, call, !out);
     enum hdl_status status = op ? HDL_OK : HDL_ENOMEM;
     if (op && request->refused == HDL_OK)
@@ -210,6 +216,7 @@ enum hdl_status group_submit(struct hdl_group *group, struct group_request *requ
     op->src = request->src;
     op->dst = request->dst;
     op->elem = request->elem;
+    op->blocks = request->array_size;
     op->detail = detail;
     if (out)
         atomic_fetch_add_explicit(&engine->pending, 1, memory_order_seq_cst);

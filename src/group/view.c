@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/rankset.h"
+#include "net/net.h"
 
 static void mark(uint64_t *mask, uint32_t rank)
 {
@@ -43,7 +44,7 @@ struct group_view *group_view_create(struct base_env *env, struct ctl_view *ctl,
 {
     uint32_t words = base_rank_set_words(ctl->capacity);
     size_t bytes;
-    if (!base_mul_size(words, 3 * sizeof(uint64_t), &bytes) ||
+    if (!base_mul_size((size_t)words + ctl->capacity, 3 * sizeof(uint64_t), &bytes) ||
         !base_add_size(bytes, sizeof(struct group_view), &bytes)) {
         (void)base_fail(HDL_ENOMEM, "a view of %u slots is too large", ctl->capacity);
         return NULL;
@@ -57,6 +58,7 @@ struct group_view *group_view_create(struct base_env *env, struct ctl_view *ctl,
     view->active = view->words;
     view->absent = view->words + words;
     view->present = view->words + 2 * words;
+    view->reach = (struct group_reach **)(void *)(view->words + 3 * words);
     for (uint32_t i = 0; i < ctl->capacity; i++)
         take_slot(view, i);
     return view;
@@ -66,6 +68,48 @@ void group_view_free(struct base_env *env, struct group_view *view)
 {
     if (!view)
         return;
+    for (uint32_t r = 0; r < view->ctl->capacity; r++)
+        group_reach_unref(env, view->reach[r]);
     ctl_view_unref(view->ctl);
     base_free(env, view);
+}
+
+/* A removal that is ahead or an admission that is ahead; a loss shows at once, with all
+ * that was decided before it. */
+void group_view_follow(struct group_view *view, const struct group_view *older)
+{
+    uint64_t from = 0;
+    view->visible_from = 0;
+    if (view->ctl->slots[view->rank].first != older->ctl->slots[view->rank].first)
+        return; /* the own admission */
+    for (uint32_t r = 0; r < view->ctl->capacity; r++) {
+        const struct ctl_slot *slot = &view->ctl->slots[r],
+                              *before = &older->ctl->slots[r];
+        bool changed = slot->active != before->active || slot->first != before->first;
+        if (slot->absent && !before->absent)
+            return;
+        if (!changed || r == view->rank || slot->absent)
+            continue;
+        uint64_t op = slot->active                  ? ctl_x_op(slot->first)
+                      : slot->last == CTL_X_FOREVER ? 0
+                                                    : ctl_x_op(slot->last) + 1;
+        if (slot->rank_epoch != 0 && op > from)
+            from = op;
+    }
+    view->visible_from = from;
+}
+
+struct group_reach *group_reach_ref(struct group_reach *reach)
+{
+    if (reach)
+        atomic_fetch_add(&reach->references, 1);
+    return reach;
+}
+
+void group_reach_unref(struct base_env *env, struct group_reach *reach)
+{
+    if (!reach || atomic_fetch_sub(&reach->references, 1) != 1)
+        return;
+    net_remote_close(reach->remote);
+    base_free(env, reach);
 }

@@ -27,32 +27,48 @@ enum { RECORD_BYTES = 256 };
 /*
  * Contexts of one kind in a process are numbered, so that the second one of all ranks
  * meets at other keys than the first. Only a hash of the kind is kept; the oldest is
- * forgotten.
+ * forgotten. One that could not be made gives its number back: it will be tried again.
  */
-static uint32_t next_context(const void *kind, size_t size)
-{
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static struct {
-        uint64_t hash;
-        uint32_t count;
-    } seen[64];
-    static uint32_t oldest;
-    uint8_t bytes[16];
+static pthread_mutex_t seen_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
     uint64_t hash;
-    (void)crypto_generichash(bytes, sizeof(bytes), kind, size, NULL, 0);
-    memcpy(&hash, bytes, sizeof(hash));
-    (void)pthread_mutex_lock(&lock);
+    uint32_t count;
+} seen[64];
+static uint32_t oldest_seen;
+
+static uint32_t find_seen(uint64_t hash)
+{
     uint32_t at = 0;
-    while (at < 64 && (seen[at].count == 0 || seen[at].hash != hash))
+    while (at < 64 && seen[at].hash != hash)
         at++;
+    return at;
+}
+
+static void next_context(struct host_boot *boot, const void *kind, size_t size)
+{
+    uint8_t bytes[16];
+    (void)crypto_generichash(bytes, sizeof(bytes), kind, size, NULL, 0);
+    memcpy(&boot->kind, bytes, sizeof(boot->kind));
+    (void)pthread_mutex_lock(&seen_lock);
+    uint32_t at = find_seen(boot->kind);
     if (at == 64) {
-        at = oldest++ % 64;
-        seen[at].hash = hash;
+        at = oldest_seen++ % 64;
+        seen[at].hash = boot->kind;
         seen[at].count = 0;
     }
-    uint32_t context = seen[at].count++;
-    (void)pthread_mutex_unlock(&lock);
-    return context;
+    boot->context = seen[at].count++;
+    (void)pthread_mutex_unlock(&seen_lock);
+}
+
+void host_boot_failed(const struct host_boot *boot)
+{
+    if (boot->kind == 0)
+        return;
+    (void)pthread_mutex_lock(&seen_lock);
+    uint32_t at = find_seen(boot->kind);
+    if (at < 64 && seen[at].count == boot->context + 1)
+        seen[at].count--;
+    (void)pthread_mutex_unlock(&seen_lock);
 }
 
 static void number_context(struct host_boot *boot)
@@ -72,7 +88,7 @@ static void number_context(struct host_boot *boot)
     }
     /* At an exact address there is one coordinator, whoever comes. */
     if (boot->mode != HOST_BOOT_EXACT && boot->mode != HOST_BOOT_ALONE)
-        boot->context = next_context(kind, writer.pos);
+        next_context(boot, kind, writer.pos);
 }
 
 /* ------------------------------------------------------------------------------- token
@@ -332,7 +348,7 @@ static enum hdl_status read_record(struct host_boot *boot, const uint8_t *record
                          "the bootstrap's value of %zu bytes is no record of a "
                          "coordinator",
                          size);
-    enum hdl_status status = host_address_parse(text, port, candidates);
+    enum hdl_status status = host_address_resolve(text, port, candidates);
     if (status)
         return status;
     candidates->count = 1;

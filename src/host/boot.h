@@ -46,6 +46,7 @@ struct host_boot {
     int32_t rank;
     int32_t num_ranks;
     uint32_t context; /* how many of this kind the process made before */
+    uint64_t kind;    /* hash; 0 = not numbered */
     struct base_addr addr;
     bool single_host; /* the launcher says so, or the coordinator's address */
     bool has_token;
@@ -97,9 +98,6 @@ void host_boot_dir_remove(struct host_boot *boot, const void *record, size_t siz
 /* address.c */
 enum hdl_status host_address_resolve(const char *name, uint16_t port,
                                      struct host_addresses *out);
-/* The same for numeric addresses only: asks nobody. */
-enum hdl_status host_address_parse(const char *text, uint16_t port,
-                                   struct host_addresses *out);
 /* The address meant by an interface setting: a name, an address or "^a,b"; "" = the one
  * on the default route, else loopback. */
 enum hdl_status host_address_choose(const char *interface, struct sockaddr_storage *out);
@@ -112,5 +110,8 @@ void host_address_numeric(const struct sockaddr_storage *addr, char *text, size_
 
 /* identity.c: equal for processes that can pass descriptors and share memory. */
 enum hdl_status host_identity_host(struct base_env *env, uint8_t id[16]);
+
+/* The context could not be made: the next one has its number. */
+void host_boot_failed(const struct host_boot *boot);
 
 #endif

@@ -15,13 +15,13 @@
  * change of state and is what user threads sleep on.
  *
  *     register  -> ATTACHING (first view) -> connected -> STARTED -> leave or abort ->
- * LEFT
+ * LEFT; a joiner stays REGISTERED until it is admitted, which is its START
  *         \_____________________\___________________________\______ FAILED (still to
  * leave)
  *
  * The agent forgets the key with LEFT; a group is freed only after that.
  */
-enum group_state { GROUP_REGISTERING, GROUP_ATTACHING, GROUP_STARTED };
+enum group_state { GROUP_REGISTERING, GROUP_REGISTERED, GROUP_ATTACHING, GROUP_STARTED };
 
 /* Longer than the agent's own deadline: only a defect makes this one strike. */
 #define GROUP_SLACK_NS (5 * BASE_NS_PER_S)
@@ -51,6 +51,7 @@ struct host_group {
     uint64_t key;
     char name[64];
     int64_t deadline_ns;
+    bool join;
 
     pthread_mutex_t lock;
     uint32_t turn;
@@ -139,7 +140,8 @@ static void fail_group(struct host_group *group, enum hdl_status status, const c
 {
     lock(group);
     bool first = !group->failed;
-    bool tell = first && group->state == GROUP_STARTED;
+    bool tell = first && (group->state == GROUP_STARTED ||
+                          (group->join && group->state == GROUP_REGISTERED));
     if (first) {
         group->failed = true;
         group->fail_status = status;
@@ -173,7 +175,7 @@ void host_groups_fail(struct host *host, enum hdl_status status, const char *tex
 static void on_attach(struct host_group *group, struct ctl_view *view)
 {
     lock(group);
-    bool first = !group->has_view;
+    bool first = !group->has_view && !group->join;
     if (first) {
         group->has_view = true;
         group->view = ctl_view_ref(view);
@@ -196,6 +198,15 @@ static void on_attach(struct host_group *group, struct ctl_view *view)
     later->status = HDL_ENOTSUP;
 }
 
+static void on_registered(struct host_group *group)
+{
+    lock(group);
+    if (group->state == GROUP_REGISTERING)
+        group->state = GROUP_REGISTERED;
+    unlock(group);
+    changed(group);
+}
+
 static void on_commit(struct host_group *group, struct ctl_view *view)
 {
     lock(group);
@@ -211,7 +222,8 @@ static void on_commit(struct host_group *group, struct ctl_view *view)
 
 static void on_start(struct host_group *group, struct ctl_view *view)
 {
-    bool newer = view && group->view && view->epoch != group->view->epoch;
+    bool newer =
+        view && (group->join || (group->view && view->epoch != group->view->epoch));
     if (newer)
         group->hooks.commit(group->hooks.user, view);
     lock(group);
@@ -219,14 +231,6 @@ static void on_start(struct host_group *group, struct ctl_view *view)
     group->num_views++;
     unlock(group);
     changed(group);
-}
-
-/* Of the loss that a ballot is about: own evidence just before it, or the ballot itself.
- */
-static int64_t first_sign(const struct host *host)
-{
-    int64_t now = base_env_now(host->env);
-    return now - host->evidence_ns < BASE_NS_PER_S ? host->evidence_ns : now;
 }
 
 /* The answer is fed after this step, with arrays that live as long as it waits. */
@@ -246,7 +250,7 @@ static void on_freeze(struct host_group *group, const struct ctl_prepare *prepar
         (struct ctl_open_op *)(void *)(later->arrays + prepare->num_dead);
     lock(group);
     if (prepare->num_dead && !group->evidence_at_ns)
-        group->evidence_at_ns = first_sign(host);
+        group->evidence_at_ns = base_env_now(host->env);
     unlock(group);
     group->hooks.freeze(group->hooks.user, prepare, &later->answer);
 }
@@ -310,6 +314,7 @@ void host_group_on_action(struct host *host, struct ctl_action *action)
         mark_left(group);
         break;
     case CTL_DO_REGISTERED:
+        on_registered(group);
         break;
     default:
         base_log_error(host->env, "agent asked for action %d", (int)action->kind);
@@ -458,6 +463,7 @@ static struct host_group *new_group(struct host *host, const struct host_group_o
         return NULL;
     group->host = host;
     group->hooks = opts->hooks;
+    group->join = opts->join;
     group->command.run = run_command;
     (void)strncpy(group->name, opts->name, sizeof(group->name) - 1);
     group->deadline_ns = base_deadline_ns(base_now_ns(), opts->timeout_ns);
@@ -535,6 +541,7 @@ enum hdl_status host_group_register(struct host *host, const struct host_group_o
                                             .num_founders = opts->num_founders,
                                             .ranks = ranks,
                                             .num_ranks = opts->num_founders,
+                                            .join = opts->join,
                                             .auto_deactivate = opts->auto_deactivate,
                                             .auto_sync = opts->auto_sync,
                                             .timeout_ns = opts->timeout_ns,
@@ -548,7 +555,7 @@ enum hdl_status host_group_register(struct host *host, const struct host_group_o
     /* The control thread takes the registration at once, whatever comes of it. */
     while (group->registration)
         (void)wait_change(group, BASE_FOREVER);
-    if (!wait_state(group, GROUP_ATTACHING))
+    if (!wait_state(group, opts->join ? GROUP_REGISTERED : GROUP_ATTACHING))
         status =
             base_fail(HDL_ETIMEDOUT, "group %s: the agent did not answer", opts->name);
     else if (group->failed)

@@ -222,7 +222,6 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
         return status;
     host->rank = host->boot.rank;
     host->num_ranks = host->boot.num_ranks;
-    host->env->log_rank = host->rank; /* no other thread has the environment yet */
     host->exact = host->boot.mode == HOST_BOOT_EXACT;
     status = make_identity(host);
     if (status == HDL_OK)
@@ -293,6 +292,7 @@ enum hdl_status host_create(struct base_env *env, const struct host_opts *opts,
     if (status == HDL_OK)
         status = host_process_add(host);
     if (status) {
+        host_boot_failed(&host->boot);
         free_host(host);
         return status;
     }

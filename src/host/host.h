@@ -141,6 +141,9 @@ struct host_group_opts {
         *blob; /* what peers need to reach this rank; opaque here; <= CTL_ENDPOINT_MAX */
     size_t blob_bytes;
     bool auto_deactivate, auto_sync;
+    /* Extends a group or takes a rank's place: register returns when the coordinator knows
+     * this process, without a view; CTL_PROPOSE_JOIN leads to attach and commit. */
+    bool join;
     int64_t timeout_ns; /* of the whole creation: register and connected together */
     /* Copied; may be called from the moment host_group_register is entered until
      * host_group_close returns (or register fails). */

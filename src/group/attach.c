@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reaching ranks that come after the creation: their memory is opened before they are in.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "ctl/bytes.h"
+#include "group/group.h"
+#include "group/p2p.h"
+#include "host/host.h"
+#include "net/net.h"
+
+/*
+ *   control thread            worker thread                 data threads
+ *   attach(view)  --post-->   open what is new --> arrived
+ *                 <--attached--
+ *   commit(view)  arrived --> view->reach     ------------> adopt: peer[] = reach
+ *
+ * A slot's stream memory here is cleaned before the answer, so the newcomer finds nothing
+ * of its predecessor; that waits until the predecessor's interval is closed.
+ */
+
+static void lock_view(struct hdl_group *group)
+{
+    while (atomic_exchange(&group->view_lock, 1))
+        base_cpu_relax();
+}
+
+static void unlock_view(struct hdl_group *group)
+{
+    atomic_store(&group->view_lock, 0);
+}
+
+static void set_arrived(struct hdl_group *group, uint32_t rank, struct group_reach *reach)
+{
+    lock_view(group);
+    struct group_reach *old = group->arrived[rank];
+    group->arrived[rank] = reach;
+    unlock_view(group);
+    group_reach_unref(group->engine->env, old);
+}
+
+static bool has_arrived(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+{
+    lock_view(group);
+    const struct group_reach *reach = group->arrived[rank];
+    bool yes = reach && reach->rank_epoch == rank_epoch;
+    unlock_view(group);
+    return yes;
+}
+
+enum slot_state { SLOT_CONNECTED, SLOT_FREE, SLOT_HELD };
+
+/* What the newest view has in the slot: this rank epoch, nobody who is needed, or
+ * another. */
+static enum slot_state slot_state(struct hdl_group *group, uint32_t rank,
+                                  uint64_t rank_epoch)
+{
+    atomic_fetch_add(&group->view_readers, 1);
+    const struct ctl_slot *slot = &atomic_load(&group->view)->ctl->slots[rank];
+    enum slot_state state = SLOT_HELD;
+    if (slot->rank_epoch == rank_epoch && rank_epoch != 0)
+        state = SLOT_CONNECTED;
+    else if (slot->rank_epoch == 0 || slot->closed ||
+             atomic_load(&group->closed[rank]) == slot->rank_epoch)
+        state = SLOT_FREE;
+    atomic_fetch_sub(&group->view_readers, 1);
+    return state;
+}
+
+/* The path of a group is that of its founders; a newcomer finds it out. */
+static enum hdl_status choose_path(struct hdl_group *group, const struct ctl_view *view,
+                                   const struct group_path **path)
+{
+    bool far = false;
+    *path = group->path;
+    if (group->path != &group_path_isolated)
+        return HDL_OK;
+    *path = &group_path_mapped;
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct ctl_slot *slot = &view->slots[r];
+        if (r != group->rank && slot->rank_epoch && slot->endpoint && !slot->absent &&
+            !net_handle_mapped(group->engine->net, slot->endpoint->data,
+                               slot->endpoint->size))
+            far = true;
+    }
+    if (far)
+        *path = &group_path_messaged;
+    return HDL_OK;
+}
+
+static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
+                                 const struct ctl_slot *slot, bool messaged)
+{
+    struct net *net = group->engine->net;
+    const struct ctl_bytes *handle = slot->endpoint;
+    bool near = net_handle_mapped(net, handle->data, handle->size);
+    if (!near && !messaged)
+        return base_fail(
+            HDL_ENOTSUP,
+            "rank %u is on another host, and the founders of group %s share "
+            "memory: give it its capacity and transport fabric from the start",
+            rank, group->name);
+    struct group_reach *reach = base_alloc(group->engine->env, 1, sizeof(*reach));
+    if (!reach)
+        return HDL_ENOMEM;
+    enum hdl_status status =
+        net_remote_open(net, handle->data, handle->size,
+                        near ? NET_READ : NET_READ | NET_WRITE, &reach->remote);
+    reach->references = 1;
+    reach->rank_epoch = slot->rank_epoch;
+    if (status == HDL_OK && near) {
+        reach->segment = net_remote_map(reach->remote);
+        status = group_segment_check(group, rank, reach->segment);
+    }
+    if (status != HDL_OK) {
+        base_fail_append(" (opening the memory of rank %u)", rank);
+        group_reach_unref(group->engine->env, reach);
+        return status;
+    }
+    set_arrived(group, rank, reach);
+    return HDL_OK;
+}
+
+/* HDL_PENDING: a former holder is still needed; looked at again when that changes. */
+static enum hdl_status attach_rank(struct hdl_group *group, uint32_t rank,
+                                   const struct ctl_slot *slot, bool messaged)
+{
+    enum slot_state state = slot_state(group, rank, slot->rank_epoch);
+    if (state == SLOT_CONNECTED || has_arrived(group, rank, slot->rank_epoch))
+        return HDL_OK;
+    if (state == SLOT_HELD && group->path != &group_path_isolated)
+        return HDL_PENDING;
+    enum hdl_status status = open_rank(group, rank, slot, messaged);
+    if (status != HDL_OK)
+        return status;
+    group_engine_lock(group->engine);
+    group_p2p_renew(group, rank, slot->rank_epoch);
+    group_engine_unlock(group->engine);
+    return HDL_OK;
+}
+
+static enum hdl_status attach_all(struct hdl_group *group, const struct ctl_view *view)
+{
+    const struct group_path *path;
+    enum hdl_status status = choose_path(group, view, &path);
+    for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++) {
+        const struct ctl_slot *slot = &view->slots[r];
+        bool ended = slot->last != CTL_X_FOREVER;
+        if (r != group->rank && slot->rank_epoch && slot->endpoint && !slot->absent &&
+            !ended)
+            status = attach_rank(group, r, slot, path->messaged);
+        if (status == HDL_OK && group->path == &group_path_isolated &&
+            has_arrived(group, r, slot->rank_epoch))
+            path = group_segment_path(group->arrived[r]->segment, path);
+    }
+    if (status == HDL_OK && group->path == &group_path_isolated) {
+        group_engine_lock(group->engine);
+        group->joined_path = path;
+        group_engine_unlock(group->engine);
+    }
+    return status;
+}
+
+static void post(struct hdl_group *group)
+{
+    if (group_worker_post(&group->engine->attacher, &group->attach_job) != HDL_OK)
+        group_end(group, HDL_ESYSTEM, "no thread to reach new ranks");
+}
+
+void group_attach_run(struct group_job *job)
+{
+    struct hdl_group *group = base_container_of(job, struct hdl_group, attach_job);
+    uint64_t closings = atomic_load(&group->closings);
+    struct ctl_view *view = atomic_exchange(&group->attaching, NULL);
+    if (!view)
+        return;
+    enum hdl_status status = attach_all(group, view);
+    if (status == HDL_PENDING) {
+        struct ctl_view *none = NULL;
+        if (!atomic_compare_exchange_strong(&group->attaching, &none, view))
+            ctl_view_unref(view); /* a newer one came, and is posted */
+        else if (atomic_load(&group->closings) != closings)
+            post(group);
+        return;
+    }
+    if (status != HDL_OK)
+        base_log_warn(group->engine->env, "group %s cannot reach a new rank: %s",
+                      group->name, base_detail());
+    for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++)
+        if (view->slots[r].rank_epoch && !view->slots[r].absent)
+            atomic_store(&group->ready_epoch[r], view->slots[r].rank_epoch);
+    host_group_attached(group->host_group, view->epoch, status,
+                        status == HDL_OK ? "" : base_detail());
+    ctl_view_unref(view);
+}
+
+void group_attach(void *user, struct ctl_view *view)
+{
+    struct hdl_group *group = user;
+    if (atomic_load(&group->attach_stopped))
+        return;
+    ctl_view_unref(atomic_exchange(&group->attaching, ctl_view_ref(view)));
+    post(group);
+}
+
+void group_closed(void *user, uint32_t slot, uint64_t rank_epoch)
+{
+    struct hdl_group *group = user;
+    if (slot >= group->capacity)
+        return;
+    atomic_store(&group->closed[slot], rank_epoch);
+    atomic_fetch_add(&group->closings, 1);
+    if (has_arrived(group, slot, rank_epoch))
+        set_arrived(group, slot, NULL); /* a joiner that went away again */
+    group_attach_again(group);
+}
+
+void group_attach_again(struct hdl_group *group)
+{
+    if (atomic_load(&group->attaching) && !atomic_load(&group->attach_stopped))
+        post(group);
+}
+
+void group_attach_stop(struct hdl_group *group)
+{
+    atomic_store(&group->attach_stopped, true);
+    group_worker_cancel(&group->engine->attacher, &group->attach_job);
+    ctl_view_unref(atomic_exchange(&group->attaching, NULL));
+    for (uint32_t r = 0; group->arrived && r < group->capacity; r++)
+        set_arrived(group, r, NULL);
+}
