@@ -14,8 +14,9 @@
  *   chunk 0:  [slot header]  [payload, raises seq]     or, without payload or with one
  * that fits the header: [header, raises seq] others:   [payload, raises seq]
  *
- * A header goes as a small message, which a payload's signal never overtakes. net_put may
- * have no room: then the cursor stays where it is.
+ * Both in one message if they are small. A header goes as a small message, which a
+ * payload's signal never overtakes. net_put may have no room: then the cursor stays where
+ * it is.
  */
 
 static struct messaged_entry *entry_at(const struct hdl_group *group, uint64_t position)
@@ -191,19 +192,26 @@ static size_t raised_word(const struct messaged_entry *entry)
     return offsetof(struct group_slot, seq);
 }
 
+/* The payload, the slot's header before it if `headed`; a large one goes on its own. */
 static enum hdl_status push_payload(struct hdl_group *group,
                                     struct messaged_target *target,
-                                    const struct messaged_entry *entry)
+                                    const struct messaged_entry *entry, bool headed)
 {
     const struct messaged_shape *shape = &messaged_of(group)->shape;
     bool piece = entry->what == MESSAGED_PIECE;
     size_t begin, bytes = payload_range(group, target, entry, &begin);
     size_t in_slot = entry->slot * group->shape.chunk_bytes + begin;
-    enum hdl_status status = net_put(
-        target->remote,
-        mirror_offset(group) + (piece ? shape->pieces : shape->data) + in_slot,
-        (piece ? group->pieces : group->data) + in_slot, bytes,
-        slot_offset(group, entry->slot) + raised_word(entry), entry->x, HDL_SIGNAL_SET);
+    size_t header = offsetof(struct group_slot, done);
+    struct net_block blocks[2] = {
+        {.offset = slot_offset(group, entry->slot) + header,
+         .src = (const char *)&group->slots[entry->slot] + header,
+         .bytes = headed ? offsetof(struct group_slot, reserved1) - header : 0},
+        {.offset = mirror_offset(group) + (piece ? shape->pieces : shape->data) + in_slot,
+         .src = (piece ? group->pieces : group->data) + in_slot,
+         .bytes = bytes}};
+    enum hdl_status status = net_put_two(
+        target->remote, blocks, slot_offset(group, entry->slot) + raised_word(entry),
+        entry->x, HDL_SIGNAL_SET);
     if (status == HDL_OK)
         target->tickets[entry->slot] = net_put_count(target->remote);
     return status;
@@ -226,13 +234,13 @@ static enum hdl_status push_entry(struct hdl_group *group, struct messaged_targe
         return HDL_OK;
     if (!waited_for || (plain && (entry->payload == 0 || entry->inlined)))
         return push_header(group, target, entry, true);
-    if (first && !target->head_pushed) {
-        enum hdl_status status = push_header(group, target, entry, !plain);
+    if (first && !plain && !target->head_pushed) {
+        enum hdl_status status = push_header(group, target, entry, true);
         if (status != HDL_OK)
             return status;
         target->head_pushed = true;
     }
-    return push_payload(group, target, entry);
+    return push_payload(group, target, entry, first && plain);
 }
 
 /* The newest `ready`, with `done` before it. */

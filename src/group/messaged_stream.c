@@ -15,7 +15,7 @@
  * go to the same places of the peer's mirror of this rank:
  *
  *     cell with payload or announcement   one small message, raises the cell's position
- *     cell with a fragment                its words, then the fragment, which raises it
+ *     cell with a fragment                the same, or its words, then the fragment
  *     counters of what was taken          the words; grants, which raise `granted`
  */
 
@@ -58,15 +58,15 @@ static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank,
     size_t at = mirror_offset(group) + shape->cells + index * sizeof(*cell);
     size_t raise = at + offsetof(struct group_cell, position);
     size_t begin = offsetof(struct group_cell, tag);
-    enum hdl_status status =
-        net_put(remote, at + begin, (const char *)cell + begin, sizeof(*cell) - begin,
-                fragment ? NET_NO_SIGNAL : raise, position, HDL_SIGNAL_SET);
-    if (status != HDL_OK || fragment == 0)
-        return status;
     size_t in_bulk = cell->fragment % GROUP_FRAGMENTS * (size_t)GROUP_FRAGMENT_BYTES;
-    const char *data = group_segment_bulk(&group->shape, group->segment, rank) + in_bulk;
-    return net_put(remote, mirror_offset(group) + shape->bulk + in_bulk, data, fragment,
-                   raise, position, HDL_SIGNAL_SET);
+    const struct net_block blocks[2] = {
+        {.offset = at + begin,
+         .src = (const char *)cell + begin,
+         .bytes = sizeof(*cell) - begin},
+        {.offset = mirror_offset(group) + shape->bulk + in_bulk,
+         .src = group_segment_bulk(&group->shape, group->segment, rank) + in_bulk,
+         .bytes = fragment}};
+    return net_put_two(remote, blocks, raise, position, HDL_SIGNAL_SET);
 }
 
 /* Counters of what this rank has taken from the peer. */

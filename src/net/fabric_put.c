@@ -71,34 +71,42 @@ static void fabric_close(struct hdl_peer_window *owner)
     base_free(fabric->env, remote);
 }
 
-static void fill_put(const struct net_fabric_remote *remote, size_t offset, size_t bytes,
-                     size_t signal_offset, uint64_t value, enum hdl_signal_op op,
-                     struct net_wire_put *put)
+static void fill_put(const struct net_fabric_remote *remote,
+                     const struct net_block blocks[2], size_t signal_offset,
+                     uint64_t value, enum hdl_signal_op op, struct net_wire_put *put)
 {
-    put->window_id = remote->window_id;
-    put->key = remote->key;
-    put->offset = offset;
-    put->signal_offset = signal_offset == NET_NO_SIGNAL ? UINT64_MAX : signal_offset;
-    put->value = value;
-    put->bytes = (uint32_t)bytes;
-    put->op = (uint32_t)op;
+    *put = (struct net_wire_put){
+        .window_id = remote->window_id,
+        .key = remote->key,
+        .offset = blocks[0].offset,
+        .signal_offset = signal_offset == NET_NO_SIGNAL ? UINT64_MAX : signal_offset,
+        .value = value,
+        .bytes = (uint32_t)blocks[0].bytes,
+        .op = (uint32_t)op,
+        .offset2 = blocks[1].offset,
+        .bytes2 = (uint32_t)blocks[1].bytes,
+    };
 }
 
 static enum hdl_status put_eager(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
-                                 const struct net_wire_put *put, const void *src)
+                                 const struct net_wire_put *put,
+                                 const struct net_block blocks[2])
 {
     struct fabric_link *link = remote->link;
     if (!fabric_link_room(link, 1))
         return HDL_PENDING;
-    struct fabric_message *message =
-        fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(*put) + put->bytes);
+    struct fabric_message *message = fabric_link_message(
+        fabric, link, NET_WIRE_PUT, sizeof(*put) + blocks[0].bytes + blocks[1].bytes);
     if (!message)
         return HDL_PENDING;
     uint8_t *body = message->bytes + sizeof(struct net_wire);
     memcpy(body, put, sizeof(*put));
-    if (put->bytes)
-        memcpy(body + sizeof(*put), src, put->bytes);
+    body += sizeof(*put);
+    if (blocks[0].bytes)
+        memcpy(body, blocks[0].src, blocks[0].bytes);
+    if (blocks[1].bytes)
+        memcpy(body + blocks[0].bytes, blocks[1].src, blocks[1].bytes);
     if (!fabric_link_send(fabric, link, message))
         return HDL_PENDING;
     struct hdl_peer_window *owner = remote->owner;
@@ -150,21 +158,38 @@ static enum hdl_status put_write(struct net_fabric *fabric,
     return HDL_OK;
 }
 
-static enum hdl_status fabric_put(struct hdl_peer_window *owner, size_t offset,
-                                  const void *src, size_t bytes, size_t signal_offset,
+static enum hdl_status put_one(struct net_fabric *fabric,
+                               struct net_fabric_remote *remote,
+                               const struct net_block blocks[2], size_t signal_offset,
+                               uint64_t value, enum hdl_signal_op op)
+{
+    struct net_wire_put put;
+    fill_put(remote, blocks, signal_offset, value, op, &put);
+    if (blocks[0].bytes + blocks[1].bytes <= NET_EAGER_BYTES)
+        return put_eager(fabric, remote, &put, blocks);
+    return put_write(fabric, remote, &put, &remote->memory, blocks[0].src,
+                     blocks[0].bytes);
+}
+
+static enum hdl_status fabric_put(struct hdl_peer_window *owner,
+                                  const struct net_block blocks[2], size_t signal_offset,
                                   uint64_t value, enum hdl_signal_op op)
 {
     if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
         return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
     struct net_fabric *fabric = owner->net->fabric;
-    struct net_wire_put put;
-    fill_put(owner->fabric, offset, bytes, signal_offset, value, op, &put);
     struct net_fabric_remote *remote = owner->fabric;
+    const struct net_block head[2] = {blocks[0]}, tail[2] = {blocks[1]};
+    bool apart = blocks[1].bytes && blocks[0].bytes + blocks[1].bytes > NET_EAGER_BYTES;
+    if (apart && blocks[0].bytes > NET_EAGER_BYTES)
+        return base_fail(HDL_EINVAL, "first of two blocks has %zu bytes, at most %d",
+                         blocks[0].bytes, NET_EAGER_BYTES);
     fabric_lock(fabric);
-    enum hdl_status status =
-        bytes <= NET_EAGER_BYTES
-            ? put_eager(fabric, remote, &put, src)
-            : put_write(fabric, remote, &put, &remote->memory, src, bytes);
+    enum hdl_status status = HDL_OK;
+    if (apart)
+        status = put_one(fabric, remote, head, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
+    if (status == HDL_OK)
+        status = put_one(fabric, remote, apart ? tail : blocks, signal_offset, value, op);
     fabric_unlock(fabric);
     return status;
 }

@@ -50,6 +50,8 @@ static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view 
     fabric->arrived++;
     if (put->bytes)
         memcpy(window->data + put->offset, view->payload, put->bytes);
+    if (put->bytes2)
+        memcpy(window->data + put->offset2, view->payload + put->bytes, put->bytes2);
     if (put->signal_offset != UINT64_MAX)
         net_raise(window->data, put->signal_offset, put->value,
                   (enum hdl_signal_op)put->op);

@@ -31,7 +31,8 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
             return false;
         memcpy(&view->put, body, sizeof(view->put));
         view->payload = body + sizeof(view->put);
-        return view->put.bytes == left - sizeof(view->put) && view->head.seq > 1;
+        return (uint64_t)view->put.bytes + view->put.bytes2 == left - sizeof(view->put) &&
+               view->head.seq > 1;
     default:
         return false;
     }
@@ -40,6 +41,8 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
 bool net_wire_put_fits(const struct net_wire_put *put, size_t bytes)
 {
     if (put->offset > bytes || put->bytes > bytes - put->offset)
+        return false;
+    if (put->offset2 > bytes || put->bytes2 > bytes - put->offset2)
         return false;
     if (put->op != HDL_SIGNAL_SET && put->op != HDL_SIGNAL_ADD)
         return false;

@@ -11,7 +11,7 @@
 /*
  *  | net_wire 32 B | body by kind                                  |
  *                  | HELLO: secret, address of the sender          |
- *                  | PUT:   net_wire_put 48 B, payload `bytes`     |
+ *                  | PUT:   net_wire_put 64 B, payloads            |
  *                  | ACK:   nothing; not in the sequence (seq 0)   |
  *                  | PING:  nothing; asks for an ACK               |
  *
@@ -58,8 +58,11 @@ struct net_wire_put {
     uint64_t value;
     uint32_t bytes;
     uint32_t op;
+    uint64_t offset2; /* a second block, its payload behind the first */
+    uint32_t bytes2;
+    uint32_t reserved;
 };
-static_assert(sizeof(struct net_wire_put) == 48, "wire format");
+static_assert(sizeof(struct net_wire_put) == 64, "wire format");
 
 enum {
     NET_WIRE_MAX =

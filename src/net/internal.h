@@ -72,9 +72,9 @@ struct net_ops {
     enum hdl_status (*open)(struct hdl_peer_window *remote,
                             const struct net_handle *handle);
     void (*close)(struct hdl_peer_window *remote);
-    enum hdl_status (*put)(struct hdl_peer_window *remote, size_t offset, const void *src,
-                           size_t bytes, size_t signal_offset, uint64_t value,
-                           enum hdl_signal_op op);
+    enum hdl_status (*put)(struct hdl_peer_window *remote,
+                           const struct net_block blocks[2], size_t signal_offset,
+                           uint64_t value, enum hdl_signal_op op);
     enum hdl_status (*put_exposed)(struct hdl_peer_window *remote,
                                    const struct net_exposed *exposed, size_t offset,
                                    const void *src, size_t bytes);

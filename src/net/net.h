@@ -129,6 +129,17 @@ bool net_handle_mapped(const struct net *net, const void *handle, size_t length)
 enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
                         size_t bytes, size_t signal_offset, uint64_t value,
                         enum hdl_signal_op op);
+/* Two blocks under one signal. Together at most NET_EAGER_BYTES they go as one message;
+ * else the first, at most NET_EAGER_BYTES, goes ahead. After HDL_PENDING both are to be
+ * given again. */
+struct net_block {
+    size_t offset;
+    const void *src;
+    size_t bytes;
+};
+enum hdl_status net_put_two(struct hdl_peer_window *remote,
+                            const struct net_block blocks[2], size_t signal_offset,
+                            uint64_t value, enum hdl_signal_op op);
 enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
                            uint64_t value, enum hdl_signal_op op);
 /* Puts so far, and how many of the first of them have left their sources: the source of

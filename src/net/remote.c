@@ -120,22 +120,40 @@ static enum hdl_status remote_check(const struct hdl_peer_window *remote, size_t
     return HDL_OK;
 }
 
-enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
-                        size_t bytes, size_t signal_offset, uint64_t value,
-                        enum hdl_signal_op op)
+static void copy_blocks(struct hdl_peer_window *remote, const struct net_block blocks[2])
 {
-    enum hdl_status status = remote_check(remote, offset, bytes, signal_offset);
-    if (status != HDL_OK)
-        return status;
+    for (int i = 0; i < 2; i++)
+        if (blocks[i].bytes)
+            base_copy_stream(remote->data + blocks[i].offset, blocks[i].src,
+                             blocks[i].bytes);
+}
+
+enum hdl_status net_put_two(struct hdl_peer_window *remote,
+                            const struct net_block blocks[2], size_t signal_offset,
+                            uint64_t value, enum hdl_signal_op op)
+{
+    for (int i = 0; i < 2; i++) {
+        enum hdl_status status =
+            remote_check(remote, blocks[i].offset, blocks[i].bytes, signal_offset);
+        if (status != HDL_OK)
+            return status;
+    }
     if (remote->ops->put)
-        return remote->ops->put(remote, offset, src, bytes, signal_offset, value, op);
-    if (bytes)
-        base_copy_stream(remote->data + offset, src, bytes);
+        return remote->ops->put(remote, blocks, signal_offset, value, op);
+    copy_blocks(remote, blocks);
     if (signal_offset != NET_NO_SIGNAL)
         net_raise(remote->data, signal_offset, value, op);
     atomic_fetch_add_explicit(&remote->puts, 1, memory_order_relaxed);
     net_ring(remote);
     return HDL_OK;
+}
+
+enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
+                        size_t bytes, size_t signal_offset, uint64_t value,
+                        enum hdl_signal_op op)
+{
+    const struct net_block blocks[2] = {{.offset = offset, .src = src, .bytes = bytes}};
+    return net_put_two(remote, blocks, signal_offset, value, op);
 }
 
 enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,

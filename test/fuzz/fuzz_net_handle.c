@@ -36,6 +36,7 @@ static void fuzz_message(const uint8_t *data, size_t size)
     if (view.head.kind != NET_WIRE_PUT || !net_wire_put_fits(&view.put, sizeof(window)))
         return;
     memcpy(window + view.put.offset, view.payload, view.put.bytes);
+    memcpy(window + view.put.offset2, view.payload + view.put.bytes, view.put.bytes2);
     if (view.put.signal_offset != UINT64_MAX)
         net_raise(window, view.put.signal_offset, view.put.value,
                   (enum hdl_signal_op)view.put.op);
