@@ -20,6 +20,8 @@
  */
 #define PROBE_PAUSE_MIN (1 * BASE_NS_PER_MS)
 #define PROBE_PAUSE_MAX (50 * BASE_NS_PER_MS)
+/* At the ports after the first, where the coordinator is only if that was taken. */
+#define PROBE_PAUSE_MAX_OTHERS (200 * BASE_NS_PER_MS)
 /* Another job's coordinator or a foreign server: asking often is impolite. */
 #define PROBE_PAUSE_FOREIGN (500 * BASE_NS_PER_MS)
 /* At one exact address a wrong token or version for so long will not become right. */
@@ -32,6 +34,7 @@ struct host_probe {
     struct host_conn *conn;
     int64_t next_at;
     int64_t pause_ns;
+    int64_t pause_max_ns;
     enum host_refusal last;
 };
 
@@ -70,7 +73,7 @@ static void pause_probe(struct host_probe *probe, enum host_refusal why)
     int64_t pause = probe->pause_ns;
     if (why != HOST_REFUSAL_NONE)
         pause = PROBE_PAUSE_FOREIGN;
-    else if (probe->pause_ns * 3 / 2 < PROBE_PAUSE_MAX)
+    else if (probe->pause_ns * 3 / 2 < probe->pause_max_ns)
         probe->pause_ns = probe->pause_ns * 3 / 2;
     probe->last = why;
     probe->next_at = base_env_now(probe->host->env) + pause;
@@ -140,6 +143,8 @@ static bool add_probe(struct host *host, const struct sockaddr_storage *address)
     probe->host = host;
     probe->address = *address;
     probe->pause_ns = PROBE_PAUSE_MIN;
+    probe->pause_max_ns =
+        base_list_empty(&host->probes) ? PROBE_PAUSE_MAX : PROBE_PAUSE_MAX_OTHERS;
     base_list_push_back(&host->probes, &probe->node);
     return true;
 }
