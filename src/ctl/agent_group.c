@@ -19,7 +19,7 @@ struct agent_group *agent_group_by_key(struct ctl_agent *agent, uint64_t key)
     return NULL;
 }
 
-static struct agent_group *by_id(struct ctl_agent *agent, uint64_t id)
+struct agent_group *agent_group_by_id(struct ctl_agent *agent, uint64_t id)
 {
     base_list_each(node, after, &agent->groups)
     {
@@ -30,7 +30,7 @@ static struct agent_group *by_id(struct ctl_agent *agent, uint64_t id)
     return NULL;
 }
 
-static void endpoint_free(struct ctl_agent *agent, struct agent_endpoint *endpoint)
+void agent_endpoint_free(struct ctl_agent *agent, struct agent_endpoint *endpoint)
 {
     base_list_remove(&endpoint->node);
     ctl_bytes_unref(endpoint->endpoint);
@@ -47,9 +47,11 @@ static void proposal_free(struct ctl_agent *agent, struct agent_proposal *propos
 void agent_group_free(struct ctl_agent *agent, struct agent_group *group)
 {
     base_list_each(node, after, &group->endpoints)
-        endpoint_free(agent, base_container_of(node, struct agent_endpoint, node));
+        agent_endpoint_free(agent, base_container_of(node, struct agent_endpoint, node));
     base_list_each(node, after, &group->proposals)
         proposal_free(agent, base_container_of(node, struct agent_proposal, node));
+    base_list_each(node, after, &group->links)
+        base_free(agent->env, base_container_of(node, struct agent_link, node));
     base_list_remove(&group->node);
     ctl_bytes_unref(group->request);
     ctl_view_unref(group->view);
@@ -57,9 +59,9 @@ void agent_group_free(struct ctl_agent *agent, struct agent_group *group)
     base_free(agent->env, group);
 }
 
-static struct ctl_action *group_do(struct ctl_agent *agent,
-                                   const struct agent_group *group,
-                                   enum ctl_action_kind kind)
+struct ctl_action *agent_group_do(struct ctl_agent *agent,
+                                  const struct agent_group *group,
+                                  enum ctl_action_kind kind)
 {
     struct ctl_action *action = ctl_actions_add(agent->out, kind);
     if (action)
@@ -67,10 +69,10 @@ static struct ctl_action *group_do(struct ctl_agent *agent,
     return action;
 }
 
-static void proposed(struct ctl_agent *agent, struct agent_group *group,
-                     struct agent_proposal *proposal, const struct ctl_msg *msg)
+void agent_proposed(struct ctl_agent *agent, struct agent_group *group,
+                    struct agent_proposal *proposal, const struct ctl_msg *msg)
 {
-    struct ctl_action *action = group_do(agent, group, CTL_DO_PROPOSED);
+    struct ctl_action *action = agent_group_do(agent, group, CTL_DO_PROPOSED);
     if (action) {
         action->proposal = proposal->id;
         action->status = msg->status;
@@ -81,12 +83,12 @@ static void proposed(struct ctl_agent *agent, struct agent_group *group,
     proposal_free(agent, proposal);
 }
 
-static void end_proposals(struct ctl_agent *agent, struct agent_group *group,
-                          enum hdl_status status, const char *text)
+void agent_end_proposals(struct ctl_agent *agent, struct agent_group *group,
+                         enum hdl_status status, const char *text)
 {
     base_list_each(node, after, &group->proposals)
-        proposed(agent, group, base_container_of(node, struct agent_proposal, node),
-                 &(struct ctl_msg){.status = status, .text = text});
+        agent_proposed(agent, group, base_container_of(node, struct agent_proposal, node),
+                       &(struct ctl_msg){.status = status, .text = text});
 }
 
 void agent_group_fail(struct ctl_agent *agent, struct agent_group *group,
@@ -94,16 +96,16 @@ void agent_group_fail(struct ctl_agent *agent, struct agent_group *group,
 {
     if (group->state == AGENT_FAILED)
         return;
-    end_proposals(agent, group, status, text);
+    agent_end_proposals(agent, group, status, text);
     group->state = AGENT_FAILED;
     group->frozen = false;
-    struct ctl_action *action = group_do(agent, group, CTL_DO_FAIL);
+    struct ctl_action *action = agent_group_do(agent, group, CTL_DO_FAIL);
     if (action) {
         action->status = status;
         action->text = ctl_text(agent->out, "%s", text);
     }
     if (group->leaving) {
-        (void)group_do(agent, group, CTL_DO_LEFT);
+        (void)agent_group_do(agent, group, CTL_DO_LEFT);
         agent_group_free(agent, group);
     }
 }
@@ -174,6 +176,7 @@ enum hdl_status agent_register(struct ctl_agent *agent,
     group->request = request;
     group->deadline = agent->now + registration->timeout_ns;
     base_list_init(&group->endpoints);
+    base_list_init(&group->links);
     base_list_init(&group->proposals);
     base_list_push_back(&agent->groups, &group->node);
     agent_wake_at(agent, group->deadline);
@@ -213,9 +216,10 @@ enum hdl_status agent_propose(struct ctl_agent *agent,
     base_list_push_back(&group->proposals, &proposal->node);
     agent_wake_at(agent, proposal->deadline);
     if (group->state == AGENT_FAILED || agent->lost)
-        proposed(agent, group, proposal,
-                 &(struct ctl_msg){.status = agent->lost ? HDL_ECOORD : HDL_EABORTED,
-                                   .text = "the group is over or the coordinator lost"});
+        agent_proposed(
+            agent, group, proposal,
+            &(struct ctl_msg){.status = agent->lost ? HDL_ECOORD : HDL_EABORTED,
+                              .text = "the group is over or the coordinator lost"});
     else if (agent->link == LINK_UP)
         ctl_do_send_bytes(agent->out, 0, bytes);
     return HDL_OK;
@@ -231,8 +235,8 @@ static void leave(struct ctl_agent *agent, struct agent_group *group, bool at_on
         group->leaving = true;
         return;
     }
-    end_proposals(agent, group, HDL_EABORTED, "the group was left");
-    (void)group_do(agent, group, CTL_DO_LEFT);
+    agent_end_proposals(agent, group, HDL_EABORTED, "the group was left");
+    (void)agent_group_do(agent, group, CTL_DO_LEFT);
     if (agent->link == LINK_UP || group->id == 0 || agent->rank_epoch == 0) {
         agent_group_free(agent, group);
         return;
@@ -242,8 +246,8 @@ static void leave(struct ctl_agent *agent, struct agent_group *group, bool at_on
     group->state = AGENT_FAILED;
 }
 
-static void send_attached(struct ctl_agent *agent, struct agent_group *group,
-                          uint64_t rank_epoch, const struct ctl_agent_event *event)
+void agent_send_attached(struct ctl_agent *agent, struct agent_group *group,
+                         uint64_t rank_epoch, const struct ctl_agent_event *event)
 {
     agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_ATTACHED,
                                         .group = group->id,
@@ -253,8 +257,6 @@ static void send_attached(struct ctl_agent *agent, struct agent_group *group,
                                         .text = event->text});
 }
 
-static void attach_next(struct ctl_agent *agent, struct agent_group *group);
-
 static void attached(struct ctl_agent *agent, struct agent_group *group,
                      const struct ctl_agent_event *event)
 {
@@ -262,19 +264,48 @@ static void attached(struct ctl_agent *agent, struct agent_group *group,
         return;
     if (group->state == AGENT_REGISTERED && group->attaching_to == 0 && !group->join)
         group->state = AGENT_ATTACHED;
-    send_attached(agent, group, group->attaching_to, event);
+    agent_send_attached(agent, group, group->attaching_to, event);
     ctl_view_unref(group->attaching);
     group->attaching = NULL;
-    attach_next(agent, group);
+    agent_attach_next(agent, group);
+}
+
+static void send_link(struct ctl_agent *agent, const struct agent_group *group,
+                      uint64_t rank_epoch, bool up)
+{
+    agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_LINK,
+                                        .group = group->id,
+                                        .rank_epoch = rank_epoch,
+                                        .flag = up});
+}
+
+static void remember_link(struct ctl_agent *agent, struct agent_group *group,
+                          uint64_t rank_epoch, bool up)
+{
+    base_list_each(node, after, &group->links)
+    {
+        struct agent_link *link = base_container_of(node, struct agent_link, node);
+        if (link->rank_epoch != rank_epoch)
+            continue;
+        base_list_remove(&link->node);
+        base_free(agent->env, link);
+    }
+    if (up)
+        return;
+    struct agent_link *link = base_alloc(agent->env, 1, sizeof(*link));
+    if (!link) {
+        agent_out_of_memory(agent);
+        return;
+    }
+    link->rank_epoch = rank_epoch;
+    base_list_push_back(&group->links, &link->node);
 }
 
 static void link_report(struct ctl_agent *agent, struct agent_group *group,
                         const struct ctl_agent_event *event)
 {
-    agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_LINK,
-                                        .group = group->id,
-                                        .rank_epoch = event->rank_epoch,
-                                        .flag = event->up});
+    remember_link(agent, group, event->rank_epoch, event->up);
+    send_link(agent, group, event->rank_epoch, event->up);
     if (agent->lost && !event->up)
         agent_group_fail(agent, group, HDL_ECOORD,
                          "a link is lost and so is the coordinator");
@@ -321,317 +352,6 @@ void agent_group_event(struct ctl_agent *agent, const struct ctl_agent_event *ev
     }
 }
 
-/* ---------------------------------------------------- what the coordinator has to say */
-
-static void registered(struct ctl_agent *agent, const struct ctl_msg *msg)
-{
-    struct agent_group *group = agent_group_by_key(agent, msg->key);
-    if (!group || group->state == AGENT_FAILED)
-        return;
-    group->id = msg->group;
-    group->rank_epoch = msg->rank_epoch;
-    group->retry_at = 0;
-    if (group->state != AGENT_REGISTERING)
-        return;
-    group->state = AGENT_REGISTERED;
-    base_list_each(node, after, &group->proposals) ctl_do_send_bytes(
-        agent->out, 0, base_container_of(node, struct agent_proposal, node)->bytes);
-    struct ctl_action *action = group_do(agent, group, CTL_DO_REGISTERED);
-    if (action) {
-        action->slot = msg->slot;
-        action->rank_epoch = msg->rank_epoch;
-    }
-}
-
-static void hand_out(struct ctl_agent *agent, struct agent_group *group,
-                     enum ctl_action_kind kind, struct ctl_view *view)
-{
-    struct ctl_action *action = group_do(agent, group, kind);
-    if (action)
-        action->view = ctl_view_ref(view);
-}
-
-static void attach(struct ctl_agent *agent, struct agent_group *group,
-                   struct ctl_view *view, uint64_t to)
-{
-    ctl_view_unref(group->attaching);
-    group->attaching = view;
-    group->attaching_to = to;
-    hand_out(agent, group, CTL_DO_ATTACH, view);
-}
-
-/* The current view with the joiner in its slot, which takes part in nothing. */
-static void attach_next(struct ctl_agent *agent, struct agent_group *group)
-{
-    struct base_list *node = base_list_first(&group->endpoints);
-    if (!node || group->attaching || !group->view)
-        return;
-    struct agent_endpoint *endpoint =
-        base_container_of(node, struct agent_endpoint, node);
-    struct ctl_slot_change slot = {
-        .index = endpoint->slot,
-        .slot = {.rank_epoch = endpoint->rank_epoch,
-                 .first = CTL_X_FOREVER,
-                 .last = CTL_X_FOREVER,
-                 .endpoint = endpoint->endpoint},
-    };
-    struct ctl_change change = {.base = group->view->epoch,
-                                .settled = group->view->settled,
-                                .link_from = 1,
-                                .capacity = group->view->capacity,
-                                .num_attempts = group->view->num_attempts,
-                                .attempts = group->view->attempts,
-                                .num_slots = 1,
-                                .slots = &slot};
-    struct ctl_view *view =
-        ctl_view_apply(agent->env, group->view, group->id, group->view->epoch, &change);
-    if (!view) {
-        agent_out_of_memory(agent);
-        return;
-    }
-    uint64_t to = endpoint->rank_epoch;
-    endpoint_free(agent, endpoint);
-    attach(agent, group, view, to);
-}
-
-static void joiner_endpoint(struct ctl_agent *agent, struct agent_group *group,
-                            const struct ctl_msg *msg)
-{
-    struct agent_endpoint *endpoint = base_alloc(agent->env, 1, sizeof(*endpoint));
-    struct ctl_bytes *bytes =
-        ctl_bytes_new(agent->env, msg->endpoint, msg->endpoint_size);
-    if (!endpoint || !bytes || !group->view || msg->slot >= group->view->capacity) {
-        if (!endpoint || !bytes)
-            agent_out_of_memory(agent);
-        base_free(agent->env, endpoint);
-        ctl_bytes_unref(bytes);
-        return;
-    }
-    endpoint->slot = msg->slot;
-    endpoint->rank_epoch = msg->rank_epoch;
-    endpoint->endpoint = bytes;
-    base_list_push_back(&group->endpoints, &endpoint->node);
-    attach_next(agent, group);
-}
-
-/* A newer view ends the freeze, whatever ballot it was of. */
-static void commit(struct ctl_agent *agent, struct agent_group *group,
-                   struct ctl_view *view)
-{
-    bool running = group->state == AGENT_RUNNING;
-    ctl_view_unref(group->view);
-    group->view = view;
-    group->state = AGENT_RUNNING;
-    group->frozen = false;
-    agent->stats.views++;
-    hand_out(agent, group, running ? CTL_DO_COMMIT : CTL_DO_START, view);
-}
-
-static void whole_view(struct ctl_agent *agent, struct agent_group *group,
-                       const struct ctl_msg *msg)
-{
-    if (!msg->flag && group->view && group->state == AGENT_RUNNING &&
-        msg->epoch <= group->view->epoch)
-        return;
-    struct ctl_view *view =
-        ctl_view_apply(agent->env, NULL, group->id, msg->epoch, &msg->change);
-    if (!view) {
-        agent_out_of_memory(agent);
-        return;
-    }
-    if (!msg->flag) {
-        commit(agent, group, view);
-        return;
-    }
-    ctl_view_unref(group->view);
-    group->view = ctl_view_ref(view);
-    if (group->state == AGENT_ATTACHED) {
-        /* Attached before the connection was lost: the answer may not have arrived. */
-        send_attached(agent, group, 0,
-                      &(struct ctl_agent_event){.epoch = msg->epoch, .status = HDL_OK});
-        ctl_view_unref(view);
-        return;
-    }
-    attach(agent, group, view, 0);
-}
-
-static void start(struct ctl_agent *agent, struct agent_group *group,
-                  const struct ctl_msg *msg)
-{
-    if (group->state != AGENT_ATTACHED || !group->view ||
-        group->view->epoch != msg->epoch)
-        return;
-    commit(agent, group, ctl_view_ref(group->view));
-}
-
-static void prepare(struct ctl_agent *agent, struct agent_group *group,
-                    const struct ctl_msg *msg)
-{
-    if (group->state != AGENT_RUNNING || msg->epoch < group->ballot ||
-        msg->epoch <= group->view->epoch)
-        return; /* replaced by a later one */
-    group->ballot = msg->epoch;
-    group->frozen = true;
-    struct ctl_action *action = group_do(agent, group, CTL_DO_FREEZE);
-    if (!action)
-        return;
-    size_t size = sizeof(struct ctl_prepare) + msg->num_slots * sizeof(uint32_t);
-    struct ctl_prepare *prepare = base_alloc(agent->env, 1, size);
-    if (!prepare) {
-        agent_out_of_memory(agent);
-        return;
-    }
-    uint32_t *dead = (uint32_t *)(void *)(prepare + 1);
-    prepare->ballot = msg->epoch;
-    prepare->num_dead = msg->num_slots;
-    prepare->dead = dead;
-    if (msg->num_slots > 0)
-        memcpy(dead, msg->slots, msg->num_slots * sizeof(uint32_t));
-    action->prepare = prepare;
-}
-
-static void change(struct ctl_agent *agent, struct agent_group *group,
-                   const struct ctl_msg *msg)
-{
-    if (group->state != AGENT_RUNNING || msg->epoch <= group->view->epoch)
-        return;
-    if (msg->change.base != group->view->epoch) {
-        ctl_do_log(agent->out, HDL_LOG_WARN, "group %llu: a commit was missed",
-                   (unsigned long long)group->id);
-        agent_reconnect(agent);
-        return;
-    }
-    struct ctl_view *view =
-        ctl_view_apply(agent->env, group->view, group->id, msg->epoch, &msg->change);
-    if (!view) {
-        agent_out_of_memory(agent);
-        return;
-    }
-    commit(agent, group, view);
-}
-
-static void failed(struct ctl_agent *agent, const struct ctl_msg *msg)
-{
-    struct agent_group *group = agent_group_by_key(agent, msg->key);
-    if (!group)
-        return;
-    if (msg->status == HDL_PENDING && group->join) {
-        group->state = AGENT_REGISTERING;
-        group->retry_at = agent->now + SECOND / 10;
-        agent_wake_at(agent, group->retry_at);
-        return;
-    }
-    agent_group_fail(agent, group, msg->status, msg->text);
-}
-
-static void outcome(struct ctl_agent *agent, struct agent_group *group,
-                    const struct ctl_msg *msg)
-{
-    base_list_each(node, after, &group->proposals)
-    {
-        struct agent_proposal *proposal =
-            base_container_of(node, struct agent_proposal, node);
-        if (proposal->id == msg->id) {
-            proposed(agent, group, proposal, msg);
-            return;
-        }
-    }
-}
-
-static void left(struct ctl_agent *agent, const struct ctl_msg *msg)
-{
-    struct agent_group *group = agent_group_by_key(agent, msg->key);
-    if (!group || !group->leaving)
-        return;
-    end_proposals(agent, group, HDL_EABORTED, "the group was left");
-    (void)group_do(agent, group, CTL_DO_LEFT);
-    agent_group_free(agent, group);
-}
-
-static void closed(struct ctl_agent *agent, struct agent_group *group,
-                   const struct ctl_msg *msg)
-{
-    base_list_each(node, after, &group->endpoints)
-    {
-        struct agent_endpoint *endpoint =
-            base_container_of(node, struct agent_endpoint, node);
-        if (endpoint->rank_epoch == msg->rank_epoch)
-            endpoint_free(agent, endpoint);
-    }
-    struct ctl_action *action = group_do(agent, group, CTL_DO_CLOSED);
-    if (action) {
-        action->slot = msg->slot;
-        action->rank_epoch = msg->rank_epoch;
-    }
-}
-
-static void watch(struct ctl_agent *agent, struct agent_group *group,
-                  const struct ctl_msg *msg)
-{
-    struct ctl_action *action = group_do(agent, group, CTL_DO_WATCH_DONE);
-    if (action)
-        action->x = msg->x;
-}
-
-/* Sent again after a reconnection, and to whoever asks about a group that is over here.
- */
-static void abort_on_wire(struct ctl_agent *agent, uint64_t group)
-{
-    agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_ABORT, .group = group});
-}
-
-void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg)
-{
-    if (msg->type == CTL_MSG_REGISTERED) {
-        registered(agent, msg);
-        return;
-    }
-    if (msg->type == CTL_MSG_FAILED || msg->type == CTL_MSG_LEFT) {
-        if (msg->type == CTL_MSG_FAILED)
-            failed(agent, msg);
-        else
-            left(agent, msg);
-        return;
-    }
-    struct agent_group *group = by_id(agent, msg->group);
-    if (!group || group->state == AGENT_FAILED) {
-        if (msg->type == CTL_MSG_PREPARE)
-            abort_on_wire(agent, msg->group);
-        return;
-    }
-    switch (msg->type) {
-    case CTL_MSG_VIEW:
-        whole_view(agent, group, msg);
-        break;
-    case CTL_MSG_START:
-        start(agent, group, msg);
-        break;
-    case CTL_MSG_ENDPOINT:
-        joiner_endpoint(agent, group, msg);
-        break;
-    case CTL_MSG_PREPARE:
-        prepare(agent, group, msg);
-        break;
-    case CTL_MSG_COMMIT:
-        change(agent, group, msg);
-        break;
-    case CTL_MSG_WATCH:
-        watch(agent, group, msg);
-        break;
-    case CTL_MSG_CLOSED:
-        closed(agent, group, msg);
-        break;
-    case CTL_MSG_PROPOSED:
-        outcome(agent, group, msg);
-        break;
-    case CTL_MSG_FENCED:
-        agent_group_fail(agent, group, HDL_EFENCED, "this rank was declared dead");
-        break;
-    default:
-        break;
-    }
-}
-
 void agent_group_report(struct ctl_agent *agent, struct agent_group *group)
 {
     bool known = group->state == AGENT_RUNNING || group->state == AGENT_ATTACHED;
@@ -668,7 +388,7 @@ void agent_group_resend(struct ctl_agent *agent, struct agent_group *group)
 {
     if (group->state == AGENT_FAILED) {
         if (group->id != 0)
-            abort_on_wire(agent, group->id);
+            agent_abort_on_wire(agent, group->id);
         if (group->key == 0)
             agent_group_free(agent, group);
         return;
@@ -677,6 +397,9 @@ void agent_group_resend(struct ctl_agent *agent, struct agent_group *group)
         ctl_do_send_bytes(agent->out, 0, group->request);
     base_list_each(node, after, &group->proposals) ctl_do_send_bytes(
         agent->out, 0, base_container_of(node, struct agent_proposal, node)->bytes);
+    base_list_each(node, after, &group->links)
+        send_link(agent, group,
+                  base_container_of(node, struct agent_link, node)->rank_epoch, false);
     if (group->leaving)
         agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_LEAVE,
                                             .group = group->id,
@@ -692,9 +415,9 @@ void agent_group_timers(struct ctl_agent *agent, struct agent_group *group)
         if (agent->now < proposal->deadline)
             agent_wake_at(agent, proposal->deadline);
         else
-            proposed(agent, group, proposal,
-                     &(struct ctl_msg){.status = HDL_ETIMEDOUT,
-                                       .text = "the coordinator did not answer"});
+            agent_proposed(agent, group, proposal,
+                           &(struct ctl_msg){.status = HDL_ETIMEDOUT,
+                                             .text = "the coordinator did not answer"});
     }
     bool creating = group->state < AGENT_RUNNING &&
                     !(group->join && group->state == AGENT_REGISTERED);

@@ -34,6 +34,12 @@ struct agent_endpoint {
     struct ctl_bytes *endpoint;
 };
 
+/* A data link that is down, for telling a coordinator that does not know. */
+struct agent_link {
+    struct base_list node;
+    uint64_t rank_epoch;
+};
+
 struct agent_proposal {
     struct base_list node;
     uint64_t id;
@@ -60,6 +66,7 @@ struct agent_group {
     uint64_t ballot; /* highest PREPARE seen */
     bool frozen;
     struct base_list endpoints;
+    struct base_list links; /* down */
     struct base_list proposals;
 };
 
@@ -95,14 +102,31 @@ void agent_send(struct ctl_agent *agent, const struct ctl_msg *msg);
 void agent_out_of_memory(struct ctl_agent *agent);
 void agent_reconnect(struct ctl_agent *agent);
 
-/* agent_group.c: the groups' part */
+/* agent_message.c: what the coordinator says about groups */
+void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg);
+void agent_attach_next(struct ctl_agent *agent, struct agent_group *group);
+void agent_abort_on_wire(struct ctl_agent *agent, uint64_t group);
+
+/* agent_group.c: groups, requests of the user */
+struct agent_group *agent_group_by_id(struct ctl_agent *agent, uint64_t id);
+/* An action about the group; NULL if there is no memory. */
+struct ctl_action *agent_group_do(struct ctl_agent *agent,
+                                  const struct agent_group *group,
+                                  enum ctl_action_kind kind);
+/* Hands the outcome out and frees the proposal. */
+void agent_proposed(struct ctl_agent *agent, struct agent_group *group,
+                    struct agent_proposal *proposal, const struct ctl_msg *msg);
+void agent_end_proposals(struct ctl_agent *agent, struct agent_group *group,
+                         enum hdl_status status, const char *text);
+void agent_endpoint_free(struct ctl_agent *agent, struct agent_endpoint *endpoint);
+void agent_send_attached(struct ctl_agent *agent, struct agent_group *group,
+                         uint64_t rank_epoch, const struct ctl_agent_event *event);
 enum hdl_status agent_register(struct ctl_agent *agent,
                                const struct ctl_agent_event *event);
 enum hdl_status agent_propose(struct ctl_agent *agent,
                               const struct ctl_agent_event *event);
 struct agent_group *agent_group_by_key(struct ctl_agent *agent, uint64_t key);
 void agent_group_event(struct ctl_agent *agent, const struct ctl_agent_event *event);
-void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg);
 void agent_group_timers(struct ctl_agent *agent, struct agent_group *group);
 /* After a (re)connection: what the coordinator may not have got is sent again. */
 void agent_group_resend(struct ctl_agent *agent, struct agent_group *group);
