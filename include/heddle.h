@@ -771,7 +771,8 @@ struct hdl_moe_result {
  * combine = combine_send, then combine_recv; only that with late weights combine first
  * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
  * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was dropped.
- * Errors as for dispatch; HDL_EPEER: another rank's step failed between the two.
+ * Errors as for dispatch; HDL_EPEER: with late weights another rank combined in two phases
+ * and this one in one call, or the reverse.
  * HDL_ENOTSUP: opaque rows.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_combine(struct hdl_moe *moe,

@@ -18,7 +18,8 @@ static const struct {
     {"kill", SIM_KILL},       {"stop", SIM_STOP},
     {"cut", SIM_CUT},         {"delay", SIM_DELAY},
     {"reorder", SIM_REORDER}, {"join", SIM_JOIN},
-    {"leave", SIM_LEAVE},     {"restart-coordinator", SIM_RESTART},
+    {"leave", SIM_LEAVE},     {"link", SIM_LINK},
+    {"suspect", SIM_SUSPECT}, {"restart-coordinator", SIM_RESTART},
 };
 
 struct totals {
@@ -173,11 +174,40 @@ static int run_seeds(struct sim_options *options, uint64_t first, uint64_t last,
     return totals.broken == 0 ? TOOL_OK : TOOL_FAILED;
 }
 
+static int run_search(struct sim_options *options, uint64_t first, uint64_t last,
+                      uint64_t stride, bool both)
+{
+    struct sim_search search = {0};
+    struct sim_result result;
+    double begin = seconds_now();
+    for (uint64_t seed = first; seed <= last; seed++) {
+        options->seed = seed;
+        for (int pass = 0; pass < (both ? 2 : 1); pass++) {
+            if (both)
+                options->messaged = pass != 0;
+            if (sim_search(options, stride, &search, &result))
+                continue;
+            printf("seed %" PRIu64 ", rank %u after event %" PRIu64
+                   ", rank %u after event %" PRIu64 ": %s\n",
+                   seed, search.broken.fault_rank, search.broken.fault_at_event,
+                   search.broken.second_rank, search.broken.second_at_event, result.text);
+            search.broken.trace = stdout;
+            (void)sim_run(&search.broken, &result);
+            return TOOL_FAILED;
+        }
+    }
+    printf("%" PRIu64 " schedules, none broken, %.1f s\n", search.runs,
+           seconds_now() - begin);
+    return TOOL_OK;
+}
+
 /* What the command line says, before it is checked. */
 struct wish {
     int64_t ranks, capacity, ops, faults, link_us, dead_us;
     const char *seeds, *kinds, *plane, *defect;
-    bool json, trace, manual, rank0;
+    const char *second;
+    int64_t stride;
+    bool json, trace, manual, rank0, exhaustive;
 };
 
 static bool find_defect(const char *name, enum sim_defect *defect)
@@ -220,7 +250,12 @@ static int run_wish(const struct wish *wish)
     options.trace = wish->trace ? stdout : NULL;
     if (options.ranks > 64)
         options.ranks_per_host = 8;
-    return run_seeds(&options, first, last, wish->json, strcmp(plane, "both") == 0);
+    if (wish->second && !read_faults(wish->second, &options.second_faults))
+        return tool_usage_error("--second: unknown fault in '%s'", wish->second);
+    bool both = strcmp(plane, "both") == 0;
+    if (wish->exhaustive)
+        return run_search(&options, first, last, (uint64_t)wish->stride, both);
+    return run_seeds(&options, first, last, wish->json, both);
 }
 
 int command_sim(int argc, char **argv)
@@ -231,13 +266,15 @@ int command_sim(int argc, char **argv)
                         .link_us = 50,
                         .dead_us = 200000,
                         .seeds = "1..1000",
-                        .kinds = "kill"};
+                        .kinds = "kill",
+                        .stride = 5};
     const struct tool_option table[] = {
         {'n', "ranks", TOOL_INT, &wish.ranks, 2, "N", "founders (default 5)"},
         {0, "capacity", TOOL_INT, &wish.capacity, 0, "N", "slots (default: founders)"},
         {0, "seeds", TOOL_TEXT, &wish.seeds, 0, "A..B", "schedules (default 1..1000)"},
         {0, "faults", TOOL_TEXT, &wish.kinds, 0, "LIST",
-         "of kill,stop,cut,delay,reorder,join,leave,link,restart-coordinator (default "
+         "of kill,stop,cut,delay,reorder,join,leave,link,suspect,restart-coordinator "
+         "(default "
          "kill)"},
         {0, "num-faults", TOOL_INT, &wish.faults, 0, "N", "in a schedule (default 2)"},
         {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},
@@ -246,6 +283,11 @@ int command_sim(int argc, char **argv)
         {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S", "its delay (default 50e-6)"},
         {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S", "silence (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
+        {0, "exhaustive", TOOL_FLAG, &wish.exhaustive, 0, NULL,
+         "the fault after every event, for every rank (try -n 3 --ops 3)"},
+        {0, "second", TOOL_TEXT, &wish.second, 0, "LIST",
+         "with --exhaustive: a second fault after every --stride-th event"},
+        {0, "stride", TOOL_INT, &wish.stride, 1, "N", "see --second (default 5)"},
         {0, "rank0", TOOL_FLAG, &wish.rank0, 0, NULL, "coordinator lives in rank 0"},
         {0, "defect", TOOL_TEXT, &wish.defect, 0, "NAME", "plant a mistake"},
         {0, "trace", TOOL_FLAG, &wish.trace, 0, NULL, "print every event of note"},

@@ -382,8 +382,10 @@ enum hdl_status ctl_agent_step(struct ctl_agent *agent,
 {
     agent->out = actions;
     agent->now = now;
-    if (ctl_detector_woke_late(&agent->detector, now))
-        agent->last_heard = now;
+    int64_t gap = ctl_detector_gap(&agent->detector, now);
+    if (gap > 0)
+        agent->last_heard =
+            ctl_detector_after_gap(&agent->detector, agent->last_heard, gap, now);
     enum hdl_status status = dispatch(agent, event);
     if (actions->failed)
         return base_fail(HDL_ENOMEM, "the agent is out of memory");

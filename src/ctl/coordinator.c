@@ -208,7 +208,7 @@ static void beat(struct ctl_coordinator *c)
     struct ctl_bytes *bytes =
         ctl_msg_encode(c->env, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});
     for (uint32_t i = 0; i < c->num_ranks; i++) {
-        if (c->ranks[i] && c->ranks[i]->state == RANK_LIVE)
+        if (c->ranks[i] && c->ranks[i]->state == RANK_LIVE && c->ranks[i]->conn != 0)
             ctl_do_send_bytes(c->out, c->ranks[i]->conn, bytes);
     }
     ctl_bytes_unref(bytes);
@@ -245,8 +245,9 @@ enum hdl_status ctl_coordinator_step(struct ctl_coordinator *c,
 {
     c->out = actions;
     c->now = now;
-    if (ctl_detector_woke_late(&c->detector, now))
-        coord_restart_silence(c);
+    int64_t gap = ctl_detector_gap(&c->detector, now);
+    if (gap > 0)
+        coord_excuse_gap(c, gap);
     switch (event->kind) {
     case CTL_COORDINATOR_OPENED:
         opened(c, event->conn);

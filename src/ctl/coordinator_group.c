@@ -292,6 +292,9 @@ void coord_group_reconnected(struct ctl_coordinator *c, struct coord_member *mem
         coord_check_closed(c, group);
         coord_joiner_reconnected(c, member);
     } else if (group->state == GROUP_RUNNING) {
+        bool removed = group->view->slots[member->slot].rank_epoch == member->rank_epoch;
+        if (removed && epoch != 0 && epoch < group->view->epoch)
+            coord_send_view(c, group, member, false); /* perhaps it was not told */
         coord_joiner_reconnected(c, member);
     }
 }

@@ -5,6 +5,8 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
+#define GRACE_HERE INT64_C(50000000)
+
 struct coord_rank *coord_rank_of(const struct ctl_coordinator *c, uint64_t rank_epoch)
 {
     uint32_t index = ctl_rank_epoch_rank(rank_epoch);
@@ -189,12 +191,13 @@ void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
     rank->conn = 0;
     if (!is_up(rank))
         return;
-    if (rank->identity.host_id == c->options.host_id) {
-        coord_die(c, rank, "its connection on this host closed");
-        return;
-    }
+    /* On this host an end is told by the process itself; a coordinator that was stopped
+     * may only have lost connections that their agents gave up and made again. */
+    bool here = rank->identity.host_id == c->options.host_id;
     rank->state = RANK_GRACE;
-    rank->grace_until = c->now + c->options.grace_ns;
+    rank->grace_until =
+        c->now +
+        (here && c->options.grace_ns > GRACE_HERE ? GRACE_HERE : c->options.grace_ns);
     coord_wake_at(c, rank->grace_until);
 }
 
@@ -231,6 +234,20 @@ static void contend(struct ctl_coordinator *c, struct coord_rank *rank,
     probe(c, rank);
 }
 
+/* Groups in which this process is dead, or was and is forgotten. */
+static void fence_unknown(struct ctl_coordinator *c, struct coord_rank *rank,
+                          const struct ctl_hello *hello)
+{
+    for (uint32_t i = 0; i < hello->num_groups; i++) {
+        const struct coord_member *member =
+            coord_member_of(c, rank, hello->groups[i].group);
+        if (!member || member->dead)
+            coord_send(c, rank,
+                       &(struct ctl_msg){.type = CTL_MSG_FENCED,
+                                         .group = hello->groups[i].group});
+    }
+}
+
 static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
                       struct coord_conn *conn, const struct ctl_hello *hello)
 {
@@ -249,6 +266,7 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
         }
         coord_group_reconnected(c, member, state);
     }
+    fence_unknown(c, rank, hello);
 }
 
 /* A rank of the coordinator before: keeps its rank epoch. */
@@ -313,15 +331,16 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
     base_free(c->env, identity.socket_name); /* unless it was moved */
 }
 
-void coord_restart_silence(struct ctl_coordinator *c)
+void coord_excuse_gap(struct ctl_coordinator *c, int64_t gap)
 {
     for (uint32_t i = 0; i < c->num_ranks; i++) {
         struct coord_rank *rank = c->ranks[i];
         if (!rank)
             continue;
-        rank->last_heard = c->now;
+        rank->last_heard =
+            ctl_detector_after_gap(&c->detector, rank->last_heard, gap, c->now);
         if (rank->state == RANK_GRACE)
-            rank->grace_until = c->now + c->options.grace_ns;
+            rank->grace_until += gap;
     }
 }
 

@@ -25,14 +25,25 @@ static inline void ctl_detector_set(struct ctl_detector *detector, int64_t dead_
 }
 
 /*
- * Called first in every step. True: the observer itself was stopped or starved, so what
- * it has not heard may still be waiting to be read: every count of silence starts again.
+ * Called first in every step: for how long the observer itself was stopped or starved, 0
+ * if it was not. What it has not heard may still be waiting to be read.
  */
-static inline bool ctl_detector_woke_late(struct ctl_detector *detector, int64_t now)
+static inline int64_t ctl_detector_gap(struct ctl_detector *detector, int64_t now)
 {
-    bool late = now - detector->last_step > 3 * detector->interval;
+    int64_t gap = now - detector->last_step;
     detector->last_step = now;
-    return late;
+    return gap > 3 * detector->interval ? gap : 0;
+}
+
+/* When a peer counts as heard of after such a gap: the gap is no silence, and a few
+ * heartbeats must be missed after it before anybody is judged. */
+static inline int64_t ctl_detector_after_gap(const struct ctl_detector *detector,
+                                             int64_t last_heard, int64_t gap, int64_t now)
+{
+    int64_t heard = last_heard + gap;
+    int64_t least = now - detector->dead_after + 5 * detector->interval;
+    heard = heard > least ? heard : least;
+    return heard < now ? heard : now;
 }
 
 static inline bool ctl_detector_is_silent(const struct ctl_detector *detector,

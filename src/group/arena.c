@@ -53,7 +53,7 @@ static enum hdl_status open_remotes(struct group_arena *arena,
                              group->rank, bytes, r, (unsigned long long)note->bytes);
         enum hdl_status status =
             net_remote_open(group->engine->net, note->handle, note->length,
-                            NET_READ | NET_WRITE, &arena->remote[r]);
+                            NET_READ | NET_WRITE | NET_GROUP, &arena->remote[r]);
         if (status != HDL_OK)
             return status;
     }

@@ -106,9 +106,9 @@ static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
     struct group_reach *reach = base_alloc(group->engine->env, 1, sizeof(*reach));
     if (!reach)
         return HDL_ENOMEM;
-    enum hdl_status status =
-        net_remote_open(net, handle->data, handle->size,
-                        near ? NET_READ : NET_READ | NET_WRITE, &reach->remote);
+    enum hdl_status status = net_remote_open(
+        net, handle->data, handle->size,
+        (near ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP, &reach->remote);
     reach->references = 1;
     reach->rank_epoch = slot->rank_epoch;
     if (status == HDL_OK && near) {

@@ -145,7 +145,7 @@ static enum hdl_status open_peers(struct hdl_group *group, const struct ctl_view
         group->peer[r].rank_epoch = view->slots[r].rank_epoch;
         if (r != group->rank && endpoint_of(view, r))
             status = open_peer(group, r, endpoint_of(view, r),
-                               mapped ? NET_READ : NET_READ | NET_WRITE);
+                               (mapped ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP);
     }
     return status;
 }

@@ -51,6 +51,8 @@ struct group_path {
     void (*adopt)(struct hdl_group *group, const struct group_view *older);
     /* Control thread, after the freeze bit is set: `published` of a dead rank. */
     uint64_t (*sample)(struct hdl_group *group, uint32_t rank);
+    /* Every few milliseconds while anybody waits or works. Optional. */
+    void (*tick)(struct hdl_group *group, int64_t now_ns);
     /* Sets bits of the ranks that the operation waits for now. */
     void (*missing)(const struct hdl_op *op, uint64_t *mask);
 };

@@ -186,7 +186,7 @@ static const struct group_desc *published_desc(struct hdl_op *op, uint32_t rank)
     return &op->group->peer[rank].slots[group_slot_of(op->group, op->number, 0)].desc;
 }
 
-static void close_op(struct hdl_group *group, struct hdl_op *op)
+void mapped_close_op(struct hdl_group *group, struct hdl_op *op)
 {
     group->open_chunks -= op->published - op->pulled;
     group_done(group, GROUP_X_END(op->number));
@@ -200,7 +200,7 @@ static bool root_lost(const struct hdl_op *op, uint64_t chunk)
 
 static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 {
-    close_op(group, op);
+    mapped_close_op(group, op);
     group_op_mark_failed(op, (uint32_t)op->desc.root);
     group_op_fail(op, HDL_EPEER, NULL, "operation %llu: root %d is lost",
                   (unsigned long long)op->number, op->desc.root);
@@ -210,7 +210,7 @@ static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
     if (op->mismatch) {
-        close_op(group, op);
+        mapped_close_op(group, op);
         group_op_mismatch(op, GROUP_X(op->number, 0), published_desc);
         return;
     }
@@ -224,12 +224,12 @@ void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
     group->open_chunks--;
     op->wait_rank = 0;
     if (status < 0) {
-        close_op(group, op);
+        mapped_close_op(group, op);
         group_op_fail(op, status, NULL, "%s", base_detail());
         return;
     }
     if (op->pulled == op->num_chunks) {
-        close_op(group, op);
+        mapped_close_op(group, op);
         group_op_finish(op, status);
         return;
     }

@@ -78,6 +78,9 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);
 enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk);
 /* Everything for the chunk is there and `ready` covers it: pulls, ends the operation. */
 void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
+/* The operation ends here, whatever it lacks: its slots are free. group_op_fail follows.
+ */
+void mapped_close_op(struct hdl_group *group, struct hdl_op *op);
 void mapped_start(struct hdl_group *group, struct hdl_op *op);
 uint64_t mapped_sample(struct hdl_group *group, uint32_t rank);
 void mapped_missing(const struct hdl_op *op, uint64_t *mask);

@@ -250,11 +250,33 @@ static void ring_host(struct hdl_group *group)
         group_ring(group, m->own_host[i]);
 }
 
+/* The commit ended the operation on all ranks: a link stays broken. */
+static bool end_broken(struct hdl_group *group)
+{
+    struct messaged *m = messaged_of(group);
+    const struct ctl_view *ctl = group->seen->ctl;
+    struct base_list *node = base_list_first(&group->queue);
+    if (!node)
+        return false;
+    struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+    if (op->number < ctl->link_from || op->number > ctl->link_to)
+        return false;
+    if (m->readying == op)
+        m->readying = group_next_open(group, op);
+    mapped_close_op(group, op);
+    m->unsaid_done += group->shape.window_chunks;
+    group_op_fail(op, HDL_ELINK, NULL,
+                  "operation %llu: a link between two ranks stays broken",
+                  (unsigned long long)op->number);
+    return true;
+}
+
 static bool messaged_progress(struct hdl_group *group)
 {
     bool moved = net_poll(group->engine->net) > 0;
     for (;;) {
-        bool step = publish(group);
+        bool step = end_broken(group);
+        step |= publish(group);
         step |= make_piece(group);
         step |= raise_ready(group);
         step |= messaged_push(group);
@@ -384,5 +406,6 @@ const struct group_path group_path_messaged = {
     .progress = messaged_progress,
     .adopt = messaged_adopt,
     .sample = mapped_sample,
+    .tick = messaged_watch_links,
     .missing = messaged_missing,
 };

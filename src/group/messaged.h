@@ -83,6 +83,7 @@ struct messaged {
     uint64_t unsaid_done; /* chunks done since the last word about it; W = say now */
     uint16_t attempt;     /* of all x from `steady` on */
     uint64_t steady;
+    bool *link_down;    /* [capacity] as the control plane was told */
     uint32_t *own_host; /* ranks of the own host, ascending */
     uint32_t num_own_host;
 };
@@ -126,6 +127,8 @@ bool messaged_word_covers(const struct hdl_group *group, uint64_t word, uint64_t
 /* messaged_hosts.c: who is where, whom to push to, where to read from. */
 enum hdl_status messaged_hosts_open(struct hdl_group *group);
 void messaged_hosts_close(struct hdl_group *group);
+/* Tells the control plane which links are down, and when they are up again. */
+void messaged_watch_links(struct hdl_group *group, int64_t now_ns);
 /* After a new view: receivers of lost ranks are replaced, mirrors read elsewhere. */
 void messaged_hosts_adopt(struct hdl_group *group);
 

@@ -6,7 +6,9 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/clock.h"
 #include "ctl/bytes.h"
+#include "host/host.h"
 #include "net/net.h"
 
 enum { PAGE = 4096 };
@@ -128,8 +130,10 @@ static bool alloc_targets(struct hdl_group *group, struct messaged *m)
     m->host = base_alloc(env, capacity, sizeof(*m->host));
     m->heads = base_alloc(env, capacity, sizeof(*m->heads));
     m->own_host = base_alloc(env, capacity, sizeof(*m->own_host));
+    m->link_down = base_alloc(env, capacity, sizeof(*m->link_down));
     m->entries = base_alloc(env, 4 * (size_t)chunks, sizeof(*m->entries));
-    if (!m->targets || !m->host || !m->heads || !m->own_host || !m->entries)
+    if (!m->targets || !m->host || !m->heads || !m->own_host || !m->link_down ||
+        !m->entries)
         return false;
     for (uint32_t t = 0; t < 2 * capacity; t++) {
         m->targets[t].receiver = -1;
@@ -178,6 +182,7 @@ void messaged_hosts_close(struct hdl_group *group)
     base_free(env, m->host);
     base_free(env, (void *)m->heads);
     base_free(env, m->own_host);
+    base_free(env, m->link_down);
     base_free(env, m->entries);
     base_free(env, m);
     group->path_state = NULL;
@@ -292,6 +297,26 @@ void messaged_hosts_adopt(struct hdl_group *group)
         if (ctl->attempts[i].from > m->steady)
             m->steady = ctl->attempts[i].from;
     m->attempt = (uint16_t)ctl_view_attempt(ctl, CTL_X_FOREVER - 1);
+}
+
+/* A link that breaks is usually back at once: that is nobody's concern. */
+static const int64_t link_patience_ns = 250 * BASE_NS_PER_MS;
+
+void messaged_watch_links(struct hdl_group *group, int64_t now_ns)
+{
+    struct messaged *m = messaged_of(group);
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct group_peer *peer = &group->peer[r];
+        if (m->host[r] == OWN_HOST || !peer->remote)
+            continue;
+        int64_t since = net_remote_down_since(peer->remote);
+        bool down = since && now_ns - since > link_patience_ns;
+        if (down == m->link_down[r])
+            continue;
+        m->link_down[r] = down;
+        if (group->host_group)
+            host_group_link(group->host_group, peer->rank_epoch, !down);
+    }
 }
 
 uint16_t messaged_attempt(const struct hdl_group *group, uint64_t x)

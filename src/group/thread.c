@@ -20,9 +20,9 @@
  * waiting.
  */
 #define NAP_NS (1 * BASE_NS_PER_MS)
-#define LONG_NAP_NS (16 * BASE_NS_PER_MS)
+#define LONG_NAP_NS (64 * BASE_NS_PER_MS)
 #define LINGER_NS (200 * BASE_NS_PER_MS)
-#define BELL_NS (50 * BASE_NS_PER_MS)
+#define BELL_NS (100 * BASE_NS_PER_MS)
 
 enum { MOVING_YIELDS = 20 };
 
@@ -82,7 +82,10 @@ static void take_nap(struct group_engine *engine, uint32_t work, int64_t *nap,
     else if (*nap < LONG_NAP_NS)
         *nap *= 2;
     *polls = now;
+    /* A long one is ended by the thread that waits when it leaves. */
+    atomic_store(&engine->asleep, *nap > NAP_NS);
     base_futex_wait((uint32_t *)&engine->work, work, *nap, false);
+    atomic_store(&engine->asleep, false);
 }
 
 static void progress_main(void *argument)

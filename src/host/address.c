@@ -59,10 +59,11 @@ void host_address_format(const struct sockaddr_storage *addr, char *text, size_t
                    host_address_port(addr));
 }
 
-enum hdl_status host_address_resolve(const char *name, uint16_t port,
-                                     struct host_addresses *out)
+static enum hdl_status look_up(const char *name, uint16_t port, int flags,
+                               struct host_addresses *out)
 {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = flags};
     struct addrinfo *list = NULL;
     int error = getaddrinfo(name, NULL, &hints, &list);
     if (error)
@@ -82,6 +83,18 @@ enum hdl_status host_address_resolve(const char *name, uint16_t port,
     if (out->count == 0)
         return base_fail(HDL_EINVAL, "host %s has no address", name);
     return HDL_OK;
+}
+
+enum hdl_status host_address_resolve(const char *name, uint16_t port,
+                                     struct host_addresses *out)
+{
+    return look_up(name, port, 0, out);
+}
+
+enum hdl_status host_address_parse(const char *text, uint16_t port,
+                                   struct host_addresses *out)
+{
+    return look_up(text, port, AI_NUMERICHOST, out);
 }
 
 /* ----------------------------------------------------------------------------- choosing
@@ -159,7 +172,7 @@ enum hdl_status host_address_choose(const char *interface, struct sockaddr_stora
     if (interface[0] != '^' &&
         (inet_pton(AF_INET, interface, &scratch) == 1 ||
          inet_pton(AF_INET6, interface, &scratch) == 1) &&
-        host_address_resolve(interface, 0, &typed) == HDL_OK)
+        host_address_parse(interface, 0, &typed) == HDL_OK)
         host_address_numeric(&typed.items[0], address, sizeof(address));
     struct ifaddrs *list;
     if (getifaddrs(&list) != 0)

@@ -171,8 +171,9 @@ static void on_closed(struct host_conn *conn, enum host_refusal why, int error)
         return;
     host->up = NULL;
     host->connected = false;
-    base_log_info(host->env, "connection to the coordinator %s: %s", conn->peer,
-                  error ? strerror(error) : host_refusal_text(why));
+    if (!host->shutting)
+        base_log_info(host->env, "connection to the coordinator %s: %s", conn->peer,
+                      error ? strerror(error) : host_refusal_text(why));
     struct ctl_agent_event event = {.kind = CTL_AGENT_DISCONNECTED};
     (void)host_agent_feed(host, &event);
 }

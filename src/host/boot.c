@@ -348,7 +348,7 @@ static enum hdl_status read_record(struct host_boot *boot, const uint8_t *record
                          "the bootstrap's value of %zu bytes is no record of a "
                          "coordinator",
                          size);
-    enum hdl_status status = host_address_resolve(text, port, candidates);
+    enum hdl_status status = host_address_parse(text, port, candidates);
     if (status)
         return status;
     candidates->count = 1;

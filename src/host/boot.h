@@ -98,6 +98,9 @@ void host_boot_dir_remove(struct host_boot *boot, const void *record, size_t siz
 /* address.c */
 enum hdl_status host_address_resolve(const char *name, uint16_t port,
                                      struct host_addresses *out);
+/* The same for numeric addresses only: asks nobody. */
+enum hdl_status host_address_parse(const char *text, uint16_t port,
+                                   struct host_addresses *out);
 /* The address meant by an interface setting: a name, an address or "^a,b"; "" = the one
  * on the default route, else loopback. */
 enum hdl_status host_address_choose(const char *interface, struct sockaddr_storage *out);

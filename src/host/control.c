@@ -2,6 +2,7 @@
 /* The control thread's loop: commands, follow-ups, ticks. */
 #include <inttypes.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/futex.h"
@@ -362,6 +363,9 @@ enum hdl_status host_loop_open(struct host *host)
     int error = uv_loop_init(&host->loop);
     enum hdl_status status = HDL_OK;
     if (error) {
+        /* These versions forget the descriptor when a later step fails. */
+        if (uv_version() <= 0x012cff && host->loop.backend_fd > 0)
+            (void)close(host->loop.backend_fd);
         status = base_fail(error == UV_ENOMEM ? HDL_ENOMEM : HDL_ESYSTEM,
                            "cannot make an event loop: %s", uv_strerror(error));
     } else {

@@ -233,6 +233,14 @@ static void on_start(struct host_group *group, struct ctl_view *view)
     changed(group);
 }
 
+/* Of the loss that a ballot is about: own evidence just before it, or the ballot itself.
+ */
+static int64_t first_sign(const struct host *host)
+{
+    int64_t now = base_env_now(host->env);
+    return now - host->evidence_ns < BASE_NS_PER_S ? host->evidence_ns : now;
+}
+
 /* The answer is fed after this step, with arrays that live as long as it waits. */
 static void on_freeze(struct host_group *group, const struct ctl_prepare *prepare)
 {
@@ -250,7 +258,7 @@ static void on_freeze(struct host_group *group, const struct ctl_prepare *prepar
         (struct ctl_open_op *)(void *)(later->arrays + prepare->num_dead);
     lock(group);
     if (prepare->num_dead && !group->evidence_at_ns)
-        group->evidence_at_ns = base_env_now(host->env);
+        group->evidence_at_ns = first_sign(host);
     unlock(group);
     group->hooks.freeze(group->hooks.user, prepare, &later->answer);
 }

@@ -222,6 +222,7 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
         return status;
     host->rank = host->boot.rank;
     host->num_ranks = host->boot.num_ranks;
+    host->env->log_rank = host->rank; /* no other thread has the environment yet */
     host->exact = host->boot.mode == HOST_BOOT_EXACT;
     status = make_identity(host);
     if (status == HDL_OK)

@@ -144,6 +144,7 @@ struct host {
     _Atomic uint64_t num_silences;
     _Atomic uint64_t num_reconnects;
     int64_t refusal_logged_ns;
+    int64_t evidence_ns; /* when a neighbour was last seen to end; control thread */
 
     struct base_list process_node; /* in the list of all hosts of the process */
 };

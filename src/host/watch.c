@@ -56,6 +56,7 @@ static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
         return;
     watch->told = true;
     atomic_fetch_add(counter, 1);
+    watch->host->evidence_ns = base_env_now(watch->host->env);
     base_log_info(watch->host->env, "process of rank epoch %llx has ended",
                   (unsigned long long)watch->rank_epoch);
     struct host_later *later = host_later_add(watch->host, HOST_LATER_AGENT_EXITED, 0);

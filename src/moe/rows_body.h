@@ -59,8 +59,8 @@ ROWS_TARGET static void ROWS(store)(enum hdl_dtype dtype, uint8_t *dst, const fl
 
 /* e4m3 of x * inverse: by bits where the result is normal, by an addition that leaves the
  * fraction in the low bits where it is subnormal. */
-ROWS_TARGET static void ROWS(encode)(const float *x, float inverse, uint8_t *dst,
-                                     size_t n)
+ROWS_TARGET static void ROWS(encode)(const float *restrict x, float inverse,
+                                     uint8_t *restrict dst, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits = base_float_bits(x[i] * inverse);
@@ -69,8 +69,10 @@ ROWS_TARGET static void ROWS(encode)(const float *x, float inverse, uint8_t *dst
         uint32_t normal = (capped - 0x3c000000 + 0x7ffff + (capped >> 20 & 1)) >> 20;
         float shifted = base_float_from_bits(capped) + 16384.0f;
         uint32_t small = base_float_bits(shifted) - 0x46800000;
-        uint32_t code = capped < 0x3c800000 ? small : normal; /* 2^-6 */
-        dst[i] = (uint8_t)(size > 0x7f800000 ? 0x7f : code | sign);
+        uint32_t is_small = 0u - (uint32_t)(capped < 0x3c800000); /* 2^-6 */
+        uint32_t is_nan = 0u - (uint32_t)(size > 0x7f800000);
+        uint32_t code = (small & is_small) | (normal & ~is_small) | sign;
+        dst[i] = (uint8_t)((0x7f & is_nan) | (code & ~is_nan));
     }
 }
 
@@ -80,8 +82,8 @@ ROWS_TARGET static float ROWS(amax)(const float *x, size_t n)
     uint32_t most = base_float_bits(MOE_AMAX_FLOOR);
     for (size_t i = 0; i < n; i++) {
         uint32_t size = base_float_bits(x[i]) & 0x7fffffff;
-        uint32_t finite = size < 0x7f800000 ? size : 0;
-        most = finite > most ? finite : most;
+        uint32_t finite = size & (0u - (uint32_t)(size < 0x7f800000));
+        most = most > finite ? most : finite;
     }
     return base_float_from_bits(most);
 }
@@ -101,10 +103,32 @@ ROWS_TARGET static void ROWS(quantise)(enum hdl_moe_format format, enum hdl_dtyp
     }
 }
 
-/* acc += weight * x, or acc += x. */
-ROWS_TARGET static void ROWS(add)(float *acc, const float *x, const float *weight,
-                                  size_t n)
+/* acc += weight * row, or acc += row with weight NULL; `first`: acc is +0 so far. */
+ROWS_TARGET static void ROWS(add)(float *restrict acc, enum hdl_dtype dtype,
+                                  const uint8_t *restrict row, const float *weight,
+                                  bool first, size_t n)
 {
+    float x[ROWS_BLOCK];
+    if (first)
+        memset(acc, 0, n * sizeof(float));
+    if (dtype == HDL_BF16 && weight) {
+        float w = *weight;
+        for (size_t i = 0; i < n; i++) {
+            uint16_t v;
+            memcpy(&v, row + 2 * i, 2);
+            acc[i] = __builtin_fmaf(w, base_float_from_bits((uint32_t)v << 16), acc[i]);
+        }
+        return;
+    }
+    if (dtype == HDL_BF16) {
+        for (size_t i = 0; i < n; i++) {
+            uint16_t v;
+            memcpy(&v, row + 2 * i, 2);
+            acc[i] += base_float_from_bits((uint32_t)v << 16);
+        }
+        return;
+    }
+    ROWS(load)(dtype, row, x, n);
     if (weight) {
         float w = *weight;
         for (size_t i = 0; i < n; i++)
@@ -137,16 +161,15 @@ ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
                                    size_t n, bool stream)
 {
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
-    float acc[ROWS_BLOCK], x[ROWS_BLOCK];
+    float acc[ROWS_BLOCK] __attribute__((aligned(64)));
     uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
     for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
         if (weights) {
-            memset(acc, 0, sizeof(acc));
-            for (size_t i = 0; i < n; i++) {
-                ROWS(load)(w->dtype, (const uint8_t *)srcs[i] + at * width, x, m);
-                ROWS(add)(acc, x, &weights[i], m);
-            }
+            for (size_t i = 0; i < n; i++)
+                ROWS(add)
+            (acc, w->dtype, (const uint8_t *)srcs[i] + at * width, &weights[i], i == 0,
+             m);
         } else {
             ROWS(load)(w->dtype, (const uint8_t *)srcs[0] + at * width, acc, m);
         }
@@ -186,31 +209,34 @@ ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
                                    const struct moe_take *t, bool stream)
 {
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
-    float acc[ROWS_BLOCK], x[ROWS_BLOCK];
+    float acc[ROWS_BLOCK] __attribute__((aligned(64)));
+    float x[ROWS_BLOCK];
     uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
     for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
-        memset(acc, 0, sizeof(acc));
+        if (t->n == 0)
+            memset(acc, 0, sizeof(acc));
         for (size_t i = 0; i < t->n; i++) {
             const uint8_t *part = t->parts[i];
-            if (w->kind == HDL_MOE_WIRE_FP8)
+            const float *weight = t->weights ? &t->weights[i] : NULL;
+            if (w->kind == HDL_MOE_WIRE_FP8) {
                 ROWS(decode)
-            (part + at, part + w->scale_offset + at / MOE_SCALE_GROUP * sizeof(float), x,
-             m);
-            else if (w->kind == HDL_MOE_WIRE_F32) memcpy(x, part + at * 4, m * 4);
-            else ROWS(load)(w->dtype, part + at * width, x, m);
-            ROWS(add)(acc, x, t->weights ? &t->weights[i] : NULL, m);
+                (part + at, part + w->scale_offset + at / MOE_SCALE_GROUP * sizeof(float),
+                 x, m);
+                ROWS(add)(acc, HDL_F32, (const uint8_t *)x, weight, i == 0, m);
+            } else if (w->kind == HDL_MOE_WIRE_F32) {
+                ROWS(add)(acc, HDL_F32, part + at * 4, weight, i == 0, m);
+            } else {
+                ROWS(add)(acc, w->dtype, part + at * width, weight, i == 0, m);
+            }
         }
         for (int b = 0; b < 2; b++) {
-            if (!t->bias[b])
-                continue;
-            ROWS(load)(w->dtype, (const uint8_t *)t->bias[b] + at * width, x, m);
-            ROWS(add)(acc, x, NULL, m);
+            if (t->bias[b])
+                ROWS(add)
+            (acc, w->dtype, (const uint8_t *)t->bias[b] + at * width, NULL, false, m);
         }
-        if (t->accumulate) {
-            ROWS(load)(w->dtype, (const uint8_t *)dst + at * width, x, m);
-            ROWS(add)(acc, x, NULL, m);
-        }
+        if (t->accumulate)
+            ROWS(add)(acc, w->dtype, (const uint8_t *)dst + at * width, NULL, false, m);
         ROWS(store)(w->dtype, packed, acc, m);
         ROWS(flush)((uint8_t *)dst + at * width, packed, m * width, stream);
     }

@@ -277,7 +277,7 @@ void net_sleep(struct net *net, uint32_t ticket, int64_t timeout_ns, unsigned fl
     if (timeout_ns == BASE_FOREVER)
         timeout_ns = -1;
     if ((flags & NET_SLEEP_STANDBY) && net->fabric) {
-        uint32_t polls = atomic_load_explicit(&net->polls, memory_order_relaxed);
+        uint32_t polls = net_polls_of_others(net);
         bool others_poll = polls != net->standby_polls;
         net->standby_polls = polls;
         if (others_poll) {

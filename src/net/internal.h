@@ -118,8 +118,8 @@ struct net {
     uint64_t bell_key;
     bool can_membarrier;
     _Atomic uint32_t poll_leader; /* one thread at a time sleeps in poll() */
-    _Atomic uint32_t polls;       /* how often others polled, for NET_SLEEP_STANDBY */
-    uint32_t standby_polls;       /* polls as the standby thread last saw them */
+    _Atomic uint32_t polls;       /* by all threads, for NET_SLEEP_STANDBY */
+    uint32_t standby_polls;       /* of others, as the standby thread last saw them */
 };
 
 struct hdl_window {
@@ -161,6 +161,9 @@ struct hdl_peer_window {
 enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void **data);
 enum hdl_status net_memory_map(int fd, size_t bytes, bool writable, void **data);
 void net_memory_unmap(void *data, size_t bytes);
+
+/* net.c: grows while other threads than the caller poll. */
+uint32_t net_polls_of_others(const struct net *net);
 
 /* bell.c */
 enum hdl_status net_bell_create(struct net *net);

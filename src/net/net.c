@@ -105,10 +105,19 @@ uint64_t net_refused(const struct net *net)
     return net->fabric ? net_fabric_counters(net->fabric).refused : 0;
 }
 
+/* Polls of this thread, of whichever context: a thread that stands by polls only one. */
+static _Thread_local uint32_t own_polls __attribute__((tls_model("initial-exec")));
+
+uint32_t net_polls_of_others(const struct net *net)
+{
+    return atomic_load_explicit(&net->polls, memory_order_relaxed) - own_polls;
+}
+
 int net_poll(struct net *net)
 {
     if (!net->fabric)
         return 0;
+    own_polls++;
     atomic_fetch_add_explicit(&net->polls, 1, memory_order_relaxed);
     return net_fabric_poll(net->fabric);
 }
@@ -125,7 +134,7 @@ void net_rank_lost(struct net *net, int32_t rank)
     {
         struct hdl_peer_window *remote =
             base_container_of(node, struct hdl_peer_window, node);
-        if (remote->rank == rank)
+        if (remote->rank == rank && !(remote->access & NET_GROUP))
             atomic_store(&remote->lost, true);
     }
     pthread_mutex_unlock(&net->lock);

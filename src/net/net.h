@@ -91,7 +91,12 @@ enum hdl_status net_window_pack(const struct hdl_window *window, void *handle,
 /* ----------------------------------------------------------------------------- remotes
  */
 
-enum net_access { NET_READ = 1, NET_WRITE = 2 };
+enum net_access {
+    NET_READ = 1,
+    NET_WRITE = 2,
+    NET_GROUP =
+        4 /* belongs to a group, whose views say when it is lost: not net_rank_lost */
+};
 
 /*
  * Opens a peer's window. NET_READ alone maps it read-only on mapped transports (net_put

@@ -41,7 +41,7 @@ enum hdl_status net_remote_open(struct net *net, const void *data, size_t length
     enum hdl_status status = net_handle_unpack(data, length, &handle);
     if (status != HDL_OK)
         return status;
-    if (access == 0 || access > (NET_READ | NET_WRITE))
+    if (!(access & (NET_READ | NET_WRITE)) || access > (NET_READ | NET_WRITE | NET_GROUP))
         return base_fail(HDL_EINVAL, "access %u", access);
     struct hdl_peer_window *remote = base_alloc(net->env, 1, sizeof(*remote));
     if (!remote)

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Every collective of four ranks while rank 1 is gone: exact results and failed sets. */
+/*
+ * Every collective of four ranks while rank 1 is gone: exact results and failed sets.
+ * With the argument "manual" the lost rank stays active, and every operation reports it.
+ */
 #include <string.h>
 #include <unistd.h>
 
@@ -9,6 +12,7 @@ enum { LOST = 1, COUNT = 5, FAR = 100000 };
 
 static struct rank self;
 static const int32_t poison = -1;
+static bool manual;
 
 /* While the lost rank is active, operations over it say so. */
 static void expect(const char *what, enum hdl_status status)
@@ -17,6 +21,7 @@ static void expect(const char *what, enum hdl_status status)
     struct hdl_view view = {.mask_words = 1, .active = &active};
     CHECK_OK(hdl_group_view(self.group, &view));
     bool still = active & 1 << LOST;
+    CHECK(still == manual, "the lost rank is %s", still ? "active" : "not active");
     CHECK(view.size == 4 && view.num_active == (still ? 4 : 3) &&
               view.num_absent == still,
           "size %d active %d absent %d", view.size, view.num_active, view.num_absent);
@@ -143,9 +148,18 @@ static void wait_for_all(void)
     CHECK_OK(hdl_recv(self.group, &x, 1, HDL_I32, 0, 1, NULL, NULL));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    manual = argc > 1 && strcmp(argv[1], "manual") == 0;
     rank_join(&self);
+    if (manual) {
+        struct hdl_group_opts opts = {.size = sizeof(opts),
+                                      .name = "manual",
+                                      .manual_deactivate = true,
+                                      .manual_sync = true};
+        hdl_group_destroy(self.group);
+        CHECK_OK(hdl_group_create(self.context, &opts, &self.group));
+    }
     CHECK(self.size == 4, "run it with 4 ranks");
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));
     if (self.rank == LOST)

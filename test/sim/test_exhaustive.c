@@ -5,49 +5,44 @@
 
 #include "tools/sim/sim.h"
 
-static uint64_t length_of(const struct sim_options *options)
-{
-    struct sim_options quiet = *options;
-    struct sim_result result;
-    quiet.faults = 0;
-    quiet.num_faults = 0;
-    assert_true(sim_run(&quiet, &result));
-    return result.events;
-}
+struct plan {
+    unsigned faults, second;
+    uint64_t seeds, stride;
+    bool in_rank0; /* the coordinator */
+};
 
-static void lose_everywhere(struct sim_options *options)
+static void search_plan(const struct plan *plan)
 {
-    struct sim_result result;
-    uint64_t length = length_of(options);
-    for (uint64_t at = 1; at <= length; at++) {
-        for (uint32_t rank = 0; rank < options->ranks; rank++) {
-            options->fault_at_event = at;
-            options->fault_rank = rank;
-            if (!sim_run(options, &result))
-                fail_msg("fault %x of rank %u at event %llu, seed %llu: %s",
-                         options->faults, rank, (unsigned long long)at,
-                         (unsigned long long)options->seed, result.text);
+    for (int messaged = 0; messaged < 2; messaged++) {
+        for (uint64_t seed = 1; seed <= plan->seeds; seed++) {
+            struct sim_options options;
+            struct sim_search search = {0};
+            struct sim_result result;
+            sim_defaults(&options);
+            options.ranks = 3;
+            options.capacity = (plan->faults | plan->second) & SIM_JOIN ? 4 : 3;
+            options.ops = 3;
+            options.max_chunks = 2;
+            options.faults = plan->faults;
+            options.second_faults = plan->second;
+            options.messaged = messaged != 0;
+            options.standalone = !plan->in_rank0;
+            options.seed = seed;
+            if (!sim_search(&options, plan->stride, &search, &result))
+                fail_msg("seed %llu: fault %x of rank %u after event %llu, %x of rank %u "
+                         "after %llu: %s",
+                         (unsigned long long)seed, plan->faults, search.broken.fault_rank,
+                         (unsigned long long)search.broken.fault_at_event, plan->second,
+                         search.broken.second_rank,
+                         (unsigned long long)search.broken.second_at_event, result.text);
         }
     }
 }
 
 static void search(unsigned faults, uint64_t seeds)
 {
-    for (int messaged = 0; messaged < 2; messaged++) {
-        for (uint64_t seed = 1; seed <= seeds; seed++) {
-            struct sim_options options;
-            sim_defaults(&options);
-            options.ranks = 3;
-            options.ops = 3;
-            options.max_chunks = 2;
-            options.num_faults = 1;
-            options.faults = faults;
-            options.messaged = messaged != 0;
-            options.capacity = faults & SIM_JOIN ? 4 : 0;
-            options.seed = seed;
-            lose_everywhere(&options);
-        }
-    }
+    struct plan plan = {.faults = faults, .seeds = seeds};
+    search_plan(&plan);
 }
 
 static void test_kill_at_every_step(void **state)
@@ -58,20 +53,23 @@ static void test_kill_at_every_step(void **state)
 /* The coordinator lives in rank 0: its loss at every step ends in HDL_ECOORD on all. */
 static void test_coordinator_rank_at_every_step(void **state)
 {
-    for (int messaged = 0; messaged < 2; messaged++) {
-        for (uint64_t seed = 1; seed <= 4; seed++) {
-            struct sim_options options;
-            sim_defaults(&options);
-            options.ranks = 3;
-            options.ops = 3;
-            options.num_faults = 1;
-            options.faults = SIM_KILL;
-            options.standalone = false;
-            options.messaged = messaged != 0;
-            options.seed = seed;
-            lose_everywhere(&options);
-        }
-    }
+    struct plan plan = {.faults = SIM_KILL, .seeds = 4, .in_rank0 = true};
+    search_plan(&plan);
+}
+
+/* Two deaths in one window, the death of a joiner at each step, and the like. */
+static void test_two_faults(void **state)
+{
+    static const struct plan plans[] = {
+        {.faults = SIM_KILL, .second = SIM_KILL, .seeds = 1, .stride = 13},
+        {.faults = SIM_JOIN, .second = SIM_KILL, .seeds = 1, .stride = 13},
+        {.faults = SIM_LEAVE, .second = SIM_KILL, .seeds = 1, .stride = 13},
+        {.faults = SIM_KILL, .second = SIM_JOIN, .seeds = 1, .stride = 13},
+        {.faults = SIM_RESTART, .second = SIM_KILL, .seeds = 1, .stride = 17},
+        {.faults = SIM_SUSPECT, .second = SIM_LEAVE, .seeds = 1, .stride = 17},
+    };
+    for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++)
+        search_plan(&plans[i]);
 }
 
 static void test_stop_at_every_step(void **state)
@@ -82,6 +80,11 @@ static void test_stop_at_every_step(void **state)
 static void test_cut_at_every_step(void **state)
 {
     search(SIM_CUT, 3);
+}
+
+static void test_wrong_evidence_at_every_step(void **state)
+{
+    search(SIM_SUSPECT, 3);
 }
 
 static void test_join_at_every_step(void **state)
@@ -104,8 +107,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kill_at_every_step),
         cmocka_unit_test(test_coordinator_rank_at_every_step),
+        cmocka_unit_test(test_two_faults),
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
+        cmocka_unit_test(test_wrong_evidence_at_every_step),
         cmocka_unit_test(test_join_at_every_step),
         cmocka_unit_test(test_restart_at_every_step),
         cmocka_unit_test(test_removal_at_every_step),

@@ -21,7 +21,7 @@ static void run(struct sim_options *options, uint64_t seeds)
 
 static void test_each_fault_alone(void **state)
 {
-    static const unsigned faults[] = {SIM_KILL, SIM_STOP, SIM_CUT};
+    static const unsigned faults[] = {SIM_KILL, SIM_STOP, SIM_CUT, SIM_SUSPECT};
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         struct sim_options options;
         sim_defaults(&options);
@@ -65,7 +65,7 @@ static void test_membership_changes(void **state)
 /* Links that stay down: ranks are removed, or in manual policy operations fail on all. */
 static void test_broken_links(void **state)
 {
-    static const unsigned faults[] = {SIM_LINK, SIM_LINK | SIM_KILL, 0x1ff};
+    static const unsigned faults[] = {SIM_LINK, SIM_LINK | SIM_KILL, 0x3ff};
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         for (int manual = 0; manual < 2; manual++) {
             struct sim_options options;

@@ -31,8 +31,17 @@ static void stop(struct sim_world *w, struct sim_process *p)
         &w->random, (uint64_t)(2 * w->options.dead_after_ns));
     if (base_splitmix_below(&w->random, 2) == 0)
         length /= 50;
+    if (w->options.standalone && base_splitmix_below(&w->random, 8) == 0) {
+        sim_trace(w, "the coordinator stops for %.3f ms", (double)length / 1e6);
+        w->coord_stopped_until = w->now + length;
+        if (w->coord_stopped_until > w->faults_end)
+            w->faults_end = w->coord_stopped_until;
+        return;
+    }
     sim_trace(w, "process %u of rank %u stops for %.3f ms", p->index, p->job_rank,
               (double)length / 1e6);
+    if (!w->options.standalone && p->job_rank == 0)
+        w->coord_stopped_until = w->now + length;
     p->stopped = true;
     p->continue_at = w->now + length;
     if (p->continue_at > w->faults_end)
@@ -218,6 +227,17 @@ static void break_link(struct sim_world *w, struct sim_process *p)
     report_link(w, q, p, w->now + length, true);
 }
 
+static void suspect(struct sim_world *w, struct sim_process *p)
+{
+    const struct sim_process *q = pick_process(w);
+    if (!q || q == p || num_alive(w) <= 2)
+        return;
+    sim_trace(w, "rank %u is taken for dead", p->plane.slot);
+    sim_push(
+        w, w->now + sim_delay(w),
+        &(struct sim_event){.kind = EV_EXITED, .process = q->index, .x = p->rank_epoch});
+}
+
 static void restart_coordinator(struct sim_world *w)
 {
     if (!w->coordinator || !w->options.standalone)
@@ -231,20 +251,17 @@ static void restart_coordinator(struct sim_world *w)
     sim_push(w, w->now + away, &(struct sim_event){.kind = EV_RESTART});
 }
 
-void sim_fault(struct sim_world *w)
+static void inflict(struct sim_world *w, unsigned faults, struct sim_process *p)
 {
     if (w->faults_left > 0)
         w->faults_left--;
-    struct sim_process *p = w->options.fault_at_event != 0
-                                ? w->processes[w->by_rank[w->options.fault_rank]]
-                                : pick_process(w);
     if (!p)
         return;
-    enum sim_fault kinds[9];
+    enum sim_fault kinds[10];
     uint32_t count = 0;
-    for (unsigned bit = 0; bit < 9; bit++) {
+    for (unsigned bit = 0; bit < 10; bit++) {
         unsigned kind = 1u << bit;
-        if ((w->options.faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
+        if ((faults & kind) && kind != SIM_DELAY && kind != SIM_REORDER)
             kinds[count++] = (enum sim_fault)kind;
     }
     if (count == 0)
@@ -272,9 +289,23 @@ void sim_fault(struct sim_world *w)
     case SIM_LINK:
         break_link(w, p);
         break;
+    case SIM_SUSPECT:
+        suspect(w, p);
+        break;
     default:
         break;
     }
+}
+
+void sim_fault(struct sim_world *w)
+{
+    inflict(w, w->options.faults, pick_process(w));
+}
+
+void sim_fault_at(struct sim_world *w, unsigned kinds, uint32_t rank)
+{
+    struct sim_process *p = w->processes[w->by_rank[rank]];
+    inflict(w, kinds, p->alive && !p->left ? p : NULL);
 }
 
 const char *sim_defect_name(enum sim_defect defect)

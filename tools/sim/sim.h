@@ -17,6 +17,7 @@ enum sim_fault {
     SIM_JOIN = 1 << 5,    /* a new process takes the place of a dead or removed one */
     SIM_LEAVE = 1 << 6,   /* planned removals, leaving, aborts */
     SIM_LINK = 1 << 8,    /* the data link between two ranks is down for a while */
+    SIM_SUSPECT = 1 << 9, /* wrong evidence: a live process is reported as ended */
     SIM_RESTART = 1 << 7  /* the coordinator's process is killed and started again */
 };
 
@@ -58,9 +59,11 @@ struct sim_options {
     int64_t link_ns; /* typical delay of a message */
     uint32_t ranks_per_host;
     bool standalone;
-    /* Exhaustive search: the fault happens after exactly this many events; 0 = random. */
-    uint64_t fault_at_event;
-    uint32_t fault_rank;
+    /* Exhaustive search: a fault after exactly so many events, and a second one; 0 =
+     * random times. The second is of second_faults. */
+    uint64_t fault_at_event, second_at_event;
+    uint32_t fault_rank, second_rank;
+    unsigned second_faults;
     FILE *trace; /* NULL = none */
 };
 
@@ -78,6 +81,20 @@ struct sim_result {
 
 /* Runs one schedule; false if an invariant was broken (result->text says which). */
 bool sim_run(const struct sim_options *options, struct sim_result *result);
+
+struct sim_search {
+    uint64_t runs;
+    struct sim_options broken; /* the schedule that broke an invariant, if one did */
+};
+
+/*
+ * Every schedule of one seed with `options->faults` after every single event, for every
+ * rank; with second_faults also a second fault at every `stride`-th event after the
+ * first, whose own places are then `stride` apart too. False at the first invariant that
+ * breaks.
+ */
+bool sim_search(const struct sim_options *options, uint64_t stride,
+                struct sim_search *search, struct sim_result *result);
 const char *sim_defect_name(enum sim_defect defect);
 /* Defaults of a small schedule. */
 void sim_defaults(struct sim_options *options);

@@ -410,6 +410,7 @@ void sim_kill_coordinator(struct sim_world *w)
     ctl_coordinator_destroy(w->coordinator);
     w->coordinator = NULL;
     w->coord_died_at = w->now;
+    w->coord_stopped_until = 0;
     w->coord_tick_at = 0;
     for (uint32_t i = 0; i < w->num_conns; i++) {
         struct sim_conn *conn = &w->conns[i];
@@ -591,7 +592,11 @@ static bool start_coordinator(struct sim_world *w, bool again)
 
 static void handle(struct sim_world *w, const struct sim_event *event)
 {
-    if (event->kind <= EV_COORD_TICK) {
+    if (event->kind <= EV_COORD_TICK && w->now < w->coord_stopped_until) {
+        struct sim_event later = *event;
+        ctl_bytes_ref(later.bytes);
+        sim_push(w, w->coord_stopped_until, &later);
+    } else if (event->kind <= EV_COORD_TICK) {
         coord_event(w, event);
     } else if (event->kind == EV_FAULT) {
         sim_fault(w);
@@ -730,9 +735,11 @@ static void loop(struct sim_world *w)
     while (!w->failed && sim_pop(w, &event)) {
         w->now = event.time;
         w->result->events++;
-        if (w->options.fault_at_event != 0 &&
-            w->result->events == w->options.fault_at_event)
-            sim_fault(w);
+        uint64_t count = w->result->events;
+        if (w->options.fault_at_event != 0 && count == w->options.fault_at_event)
+            sim_fault_at(w, w->options.faults, w->options.fault_rank);
+        if (w->options.second_at_event != 0 && count == w->options.second_at_event)
+            sim_fault_at(w, w->options.second_faults, w->options.second_rank);
         handle(w, &event);
         ctl_bytes_unref(event.bytes);
         if (w->now > w->faults_end + limit)

@@ -156,6 +156,7 @@ struct sim_world {
     struct sim_queue queue;
     struct ctl_coordinator *coordinator;
     int64_t coord_tick_at;
+    int64_t coord_stopped_until;
     bool broken;           /* somebody's creation failed */
     int64_t coord_died_at; /* 0 = it lives */
     uint32_t num_processes, cap_processes;
@@ -244,6 +245,8 @@ void sim_check_proposal(struct sim_world *w, struct sim_process *p,
 
 /* fault.c */
 void sim_fault(struct sim_world *w);
+/* One of `kinds`, to the process of that rank. */
+void sim_fault_at(struct sim_world *w, unsigned kinds, uint32_t rank);
 void sim_propose(struct sim_world *w, struct sim_process *p, enum ctl_proposal_kind kind,
                  uint32_t slot);
 void sim_join(struct sim_world *w, struct sim_process *p);

@@ -89,6 +89,9 @@ static void *differ(void *argument)
               HDL_ECONFIG);
     JOB_CHECK(strstr(base_detail(), "chunk_bytes") && strstr(base_detail(), "4096") &&
               strstr(base_detail(), "8192"));
+    /* The coordinator must not leave before the last one has come. */
+    job_ready(&job);
+    job_await(&board.ready, THREADS);
     host_destroy(rank.host);
     return NULL;
 }
@@ -96,6 +99,7 @@ static void *differ(void *argument)
 static void different_parameters_fail_on_all(void **state)
 {
     (void)state;
+    memset(&board, 0, sizeof(board));
     job.board = &board;
     snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
     pthread_t threads[THREADS];
@@ -122,6 +126,8 @@ static void *wait_in_vain(void *argument)
         JOB_CHECK(status == HDL_ETIMEDOUT);
         JOB_CHECK(strstr(base_detail(), "3") != NULL);
     }
+    job_ready(&job);
+    job_await(&board.ready, THREADS);
     host_destroy(rank.host);
     return NULL;
 }
@@ -129,6 +135,7 @@ static void *wait_in_vain(void *argument)
 static void missing_founder_is_named(void **state)
 {
     (void)state;
+    memset(&board, 0, sizeof(board));
     job.board = &board;
     snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
     pthread_t threads[THREADS];

@@ -40,6 +40,27 @@ static void test_large(void **state)
     assert_non_null(strstr(base_detail(), "overflow"));
 }
 
+static void test_size_hint(void **state)
+{
+    struct hdl_moe_opts o = {.size = sizeof(o),
+                             .num_experts = 256,
+                             .top_k = 8,
+                             .hidden = 7168,
+                             .max_tokens = 1024,
+                             .format = HDL_MOE_FP8};
+    struct hdl_moe_sizes s = {.size = sizeof(s)};
+    assert_int_equal(hdl_moe_size_hint(&o, 8, &s), HDL_OK);
+    assert_true(s.combine_buffer_elements == UINT64_C(1879048192));
+    assert_true(s.combine_buffer_bytes == UINT64_C(3758096384));
+    assert_true(s.out_rows == 32 * 8 * 1024);
+    assert_int_equal(s.row_bytes, 7168);
+    assert_int_equal(s.scale_bytes, 56 * 4);
+    assert_true(s.arena_bytes > 2 * s.combine_buffer_bytes);
+    o.max_tokens = o.hidden = INT32_MAX;
+    assert_int_equal(hdl_moe_size_hint(&o, 8, &s), HDL_EINVAL);
+    assert_int_equal(hdl_moe_size_hint(&o, 8, NULL), HDL_EINVAL);
+}
+
 static void test_refused(void **state)
 {
     struct moe_config c;
@@ -125,9 +146,8 @@ static void test_regions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_large),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_map),
+        cmocka_unit_test(test_large),   cmocka_unit_test(test_size_hint),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_map),
         cmocka_unit_test(test_regions),
     };
     base_env_init(&env);
