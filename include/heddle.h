@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The whole host interface of Heddle, an elastic communication library for distributed AI.
+ * The whole host interface of Heddle, an elastic communication library for distributed
+ * AI.
  *
  * Conventions
  *   Objects are opaque; names are hdl_<object>_<verb>; outputs come last and are written
  *   on success only. Calls return enum hdl_status; hdl_error_detail() has the text, with
  *   the offending values, of the calling thread's last failure.
  *   Option structs start with `size` = sizeof the struct as the caller was compiled.
- *   NULL = all defaults, a zero field = its default, an unknown non-zero tail = HDL_EINVAL.
- *   Unless a comment says otherwise a function may be called from any thread.
+ *   NULL = all defaults, a zero field = its default, an unknown non-zero tail =
+ * HDL_EINVAL. Unless a comment says otherwise a function may be called from any thread.
  *   Sizes are in bytes, counts in elements, times in microseconds.
  */
 #ifndef HEDDLE_H
@@ -99,7 +100,8 @@ enum hdl_redop {
     HDL_BAND,
     HDL_BOR,
     HDL_BXOR,
-    HDL_PREMUL_SUM /* every rank's input times its own scalar (hdl_call.scalar), then the sum */
+    HDL_PREMUL_SUM /* every rank's input times its own scalar (hdl_call.scalar), then the
+                      sum */
 };
 
 struct hdl_context;
@@ -113,7 +115,8 @@ struct hdl_peer_window;
 /* Constant name ("HDL_EINVAL") and one-line meaning of a status; never NULL. */
 HDL_API const char *hdl_status_name(enum hdl_status status);
 HDL_API const char *hdl_status_text(enum hdl_status status);
-/* Text of the calling thread's last failed call, "" if none. Valid until its next call. */
+/* Text of the calling thread's last failed call, "" if none. Valid until its next call.
+ */
 HDL_API const char *hdl_error_detail(void);
 /* "0.1.0 ..." : version and build options. */
 HDL_API const char *hdl_version(void);
@@ -122,13 +125,14 @@ HDL_API size_t hdl_dtype_size(enum hdl_dtype dtype);
 HDL_API const char *hdl_dtype_name(enum hdl_dtype dtype);
 HDL_API const char *hdl_redop_name(enum hdl_redop redop);
 
-/* ---------------------------------------------------------------------------- context */
+/* -------------------------------------------------------------------------- context */
 
 /*
  * How the ranks of a job find each other: a small key-value store that the user brings.
  * `put` stores a value; `get` waits until the key is there or `timeout_us` is over, and
  * writes the value's length to *length (at most *length on entry). Both are called on the
- * thread that calls hdl_context_create, return HDL_OK or an error, and must not call back.
+ * thread that calls hdl_context_create, return HDL_OK or an error, and must not call
+ * back.
  */
 struct hdl_bootstrap {
     void *user;
@@ -137,9 +141,16 @@ struct hdl_bootstrap {
                            int64_t timeout_us);
 };
 
-enum hdl_log_level { HDL_LOG_DEFAULT = 0, HDL_LOG_ERROR, HDL_LOG_WARN, HDL_LOG_INFO, HDL_LOG_DEBUG };
+enum hdl_log_level {
+    HDL_LOG_DEFAULT = 0,
+    HDL_LOG_ERROR,
+    HDL_LOG_WARN,
+    HDL_LOG_INFO,
+    HDL_LOG_DEBUG
+};
 
-/* Memory comes from here if given; both must be given, be thread safe and 16-byte aligned. */
+/* Memory comes from here if given; both must be given, be thread safe and 16-byte
+ * aligned. */
 struct hdl_allocator {
     void *user;
     void *(*alloc)(void *user, size_t bytes);
@@ -150,67 +161,71 @@ struct hdl_context_opts {
     size_t size;
     /*
      * Place in the job. num_ranks 0 = take both from the environment: RANK and WORLD_SIZE
-     * (torchrun, `heddle run`), OMPI_COMM_WORLD_*, PMIX_RANK/PMI_*, SLURM_*; without any of
-     * them a job of one rank.
+     * (torchrun, `heddle run`), OMPI_COMM_WORLD_*, PMIX_RANK/PMI_*, SLURM_*; without any
+     * of them a job of one rank.
      */
     int32_t rank;
     int32_t num_ranks;
     /*
      * How to find the coordinator, the first that is given: `coordinator` ("host:port"),
      * `bootstrap`, `shared_dir` (a directory that all ranks see), the environment
-     * (HEDDLE_COORDINATOR, HEDDLE_SHARED_DIR, MASTER_ADDR and MASTER_PORT, the launcher's).
+     * (HEDDLE_COORDINATOR, HEDDLE_SHARED_DIR, MASTER_ADDR and MASTER_PORT, the
+     * launcher's).
      */
     const char *coordinator;
     const struct hdl_bootstrap *bootstrap;
     const char *shared_dir;
-    /* 32-byte job token as 64 hex digits; NULL = HEDDLE_TOKEN, HEDDLE_TOKEN_FILE, or made by
-     * rank 0 and given out through the bootstrap. */
+    /* 32-byte job token as 64 hex digits; NULL = HEDDLE_TOKEN, HEDDLE_TOKEN_FILE, or made
+     * by rank 0 and given out through the bootstrap. */
     const char *token;
-    /* Interface name, address or "^name,name" to exclude; NULL = HEDDLE_INTERFACE, else the
-     * address on the route to the coordinator. */
+    /* Interface name, address or "^name,name" to exclude; NULL = HEDDLE_INTERFACE, else
+     * the address on the route to the coordinator. */
     const char *interface;
     /* "auto", "shm" or "fabric" (never shared memory, even on one host). */
     const char *transport;
     int64_t timeout_us;    /* for joining the job; default 60 s */
-    int64_t dead_after_us; /* silence after which a rank is dead; default 5 s, >= 200 ms */
+    int64_t dead_after_us; /* silence that means death; default 5 s, >= 200 ms */
     int64_t grace_us;      /* for a closed connection between hosts; default 500 ms */
     enum hdl_log_level log_level;
-    void (*log)(void *user, enum hdl_log_level level, const char *line); /* NULL = stderr */
+    void (*log)(void *user, enum hdl_log_level level,
+                const char *line); /* NULL = stderr */
     void *log_user;
     const struct hdl_allocator *allocator;
 };
 
 /*
- * Joins the job: starts the control thread, on job rank 0 also the coordinator, and connects.
- * Several contexts in a process are legal. Errors: HDL_EINVAL (options), HDL_ETIMEDOUT
- * (coordinator not found in time), HDL_ECONFIG (wire version or token differs),
- * HDL_ENOMEM, HDL_ESYSTEM.
+ * Joins the job: starts the control thread, on job rank 0 also the coordinator, and
+ * connects. Several contexts in a process are legal. Errors: HDL_EINVAL (options),
+ * HDL_ETIMEDOUT (coordinator not found in time), HDL_ECONFIG (wire version or token
+ * differs), HDL_ENOMEM, HDL_ESYSTEM.
  */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_context_create(const struct hdl_context_opts *opts,
-                                                          struct hdl_context **context);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_context_create(const struct hdl_context_opts *opts, struct hdl_context **context);
 /* Destroys what is left of its groups and windows, leaves the job. NULL is legal. At most
- * 2 s for each group that still has live peers, and on job rank 0 until the others left. */
+ * 2 s for each group that still has live peers, and on job rank 0 until the others left.
+ */
 HDL_API void hdl_context_destroy(struct hdl_context *context);
-/* Writes the last 64 operations of every group (number, kind, state, ranks missing), links
- * and counters as text to a file descriptor. */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_context_dump(struct hdl_context *context, int fd);
+/* Writes the last 64 operations of every group (number, kind, state, ranks missing),
+ * links and counters as text to a file descriptor. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_context_dump(struct hdl_context *context,
+                                                        int fd);
 
-/* ------------------------------------------------------------------------------ groups */
+/* --------------------------------------------------------------------------- groups */
 
 struct hdl_group_opts {
     size_t size;
-    const char *name;  /* identity together with capacity; NULL = "world" */
-    int32_t rank;      /* this process's slot; used if num_ranks > 0 */
-    int32_t num_ranks; /* founders; 0 = all ranks of the job, rank = job rank */
-    int32_t capacity;  /* slots; 0 = num_ranks */
-    const int32_t *ranks; /* job rank of each founder's slot [num_ranks]; NULL = 0,1,2,... */
-    int64_t timeout_us;   /* for creation; default 60 s */
-    int64_t op_timeout_us; /* deadline of every operation; 0 = none; see hdl_call */
-    uint32_t window_chunks; /* chunks of operations that may be open at once; default 16 */
+    const char *name;       /* identity together with capacity; NULL = "world" */
+    int32_t rank;           /* this process's slot; used if num_ranks > 0 */
+    int32_t num_ranks;      /* founders; 0 = all ranks of the job, rank = job rank */
+    int32_t capacity;       /* slots; 0 = num_ranks */
+    const int32_t *ranks;   /* job rank of each slot [num_ranks]; NULL = 0,1,2,... */
+    int64_t timeout_us;     /* for creation; default 60 s */
+    int64_t op_timeout_us;  /* deadline of every operation; 0 = none; see hdl_call */
+    uint32_t window_chunks; /* chunks that may be open at once; default 16 */
     size_t chunk_bytes;     /* size of a chunk; default 256 KiB, a multiple of 4 KiB */
     bool completion_local;  /* redo nothing after a loss: a rank that lacks data gets
                                HDL_EPEER. Default: uniform completion */
-    bool manual_deactivate; /* a lost rank stays active until the application removes it */
+    bool manual_deactivate; /* a lost rank stays active until it is removed */
     bool manual_sync;       /* wait() does not wait for the new view */
     /*
      * This process extends a group that exists, or takes the place of a rank that is lost
@@ -222,11 +237,11 @@ struct hdl_group_opts {
 };
 
 /*
- * Collective among the founders. All compare their options: a difference is HDL_ECONFIG on
- * all ranks, naming the field, both values and both ranks. HDL_ETIMEDOUT lists the ranks
- * that were not seen; for a joiner, that there is no such group with an active member yet.
- * HDL_EINVAL: rank outside the capacity, or in use by a live process; manual_deactivate
- * without manual_sync.
+ * Collective among the founders. All compare their options: a difference is HDL_ECONFIG
+ * on all ranks, naming the field, both values and both ranks. HDL_ETIMEDOUT lists the
+ * ranks that were not seen; for a joiner, that there is no such group with an active
+ * member yet. HDL_EINVAL: rank outside the capacity, or in use by a live process;
+ * manual_deactivate without manual_sync.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_create(struct hdl_context *context,
                                                         const struct hdl_group_opts *opts,
@@ -257,21 +272,22 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_view(const struct hdl_group *gr
 HDL_API int32_t hdl_group_rank(const struct hdl_group *group);
 HDL_API int32_t hdl_group_size(const struct hdl_group *group);
 
-/* ---------------------------------------------------------------- changes of membership */
+/* ------------------------------------------------------------ changes of membership */
 
 /*
- * Members change at an operation number, the same on all ranks. An admitted rank takes part
- * from operation `first` on; a removed one up to the last operation that it has called. The
- * others' operations go on meanwhile. hdl_group_view shows a change to a caller from that
- * operation on, a loss at once.
+ * Members change at an operation number, the same on all ranks. An admitted rank takes
+ * part from operation `first` on; a removed one up to the last operation that it has
+ * called. The others' operations go on meanwhile. hdl_group_view shows a change to a
+ * caller from that operation on, a loss at once.
  *
  * If every member calls hdl_group_admit at the same place of its program, `first` is
  * that place: its next operation. Otherwise it is one that nobody has called yet, and the
  * application says where it is, usually by a broadcast as the first operation.
  *
  * All of these block, at most timeout_us (0 = 20 s, hdl_group_join 300 s; HDL_FOREVER is
- * refused), and return when the own view has the change. They are idempotent: several ranks
- * may ask for the same; who comes late is told that it is done. Not from a view callback.
+ * refused), and return when the own view has the change. They are idempotent: several
+ * ranks may ask for the same; who comes late is told that it is done. Not from a view
+ * callback.
  *
  *   HDL_ETIMEDOUT  not agreed in time; the text says what is missing, for which rank. The
  *                  state is as before the call, which may be made again
@@ -285,13 +301,11 @@ HDL_API int32_t hdl_group_size(const struct hdl_group *group);
  * view. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_sync(struct hdl_group *group,
                                                       int64_t timeout_us);
-/* Members admit ranks, which call hdl_group_join, before or after. *first (may be NULL) is
- * the number of the first operation of the last of them. */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_admit(struct hdl_group *group,
-                                                       const int32_t *ranks,
-                                                       int32_t num_ranks,
-                                                       int64_t timeout_us,
-                                                       uint64_t *first);
+/* Members admit ranks, which call hdl_group_join, before or after. *first (may be NULL)
+ * is the number of the first operation of the last of them. */
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_group_admit(struct hdl_group *group, const int32_t *ranks, int32_t num_ranks,
+                int64_t timeout_us, uint64_t *first);
 /* Removes ranks as planned (nobody reports them as failed), or deactivates lost ones. The
  * own rank may be among them. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_evict(struct hdl_group *group,
@@ -299,24 +313,23 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_evict(struct hdl_group *group,
                                                        int32_t num_ranks,
                                                        int64_t timeout_us);
 /* Becomes a member once a member admits this rank: after hdl_group_create with `join`, or
- * again after a removal, or after HDL_EFENCED (then no other call may be inside the group). The
- * next call of a collective is operation *first (may be NULL) of the members. Operations
- * that are open over {rank} are finished before. HDL_ECONFIG: options differ from the
- * members'; HDL_EPEER: all members are gone. */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_join(struct hdl_group *group,
-                                                      int64_t timeout_us,
-                                                      uint64_t *first);
-/* Removes the own rank: collectives then return HDL_ENOTMEMBER, hdl_group_join comes back,
- * hdl_group_destroy works. */
+ * again after a removal, or after HDL_EFENCED (then no other call may be inside the
+ * group). The next call of a collective is operation *first (may be NULL) of the members.
+ * Operations that are open over {rank} are finished before. HDL_ECONFIG: options differ
+ * from the members'; HDL_EPEER: all members are gone. */
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_group_join(struct hdl_group *group, int64_t timeout_us, uint64_t *first);
+/* Removes the own rank: collectives then return HDL_ENOTMEMBER, hdl_group_join comes
+ * back, hdl_group_destroy works. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_leave(struct hdl_group *group,
                                                        int64_t timeout_us);
 /* Number that the next collective called here gets. Operations count from 1. */
 HDL_API uint64_t hdl_group_next(const struct hdl_group *group);
 
-/* Called after views were committed, on a thread of the library, one call at a time; several
- * views may be one call. `epoch` is the newest. It may call everything but the blocking
- * functions of the group and hdl_group_destroy. A later call replaces callback and user, NULL
- * ends it; when it returns, the earlier callback is not running. */
+/* Called after views were committed, on a thread of the library, one call at a time;
+ * several views may be one call. `epoch` is the newest. It may call everything but the
+ * blocking functions of the group and hdl_group_destroy. A later call replaces callback
+ * and user, NULL ends it; when it returns, the earlier callback is not running. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_group_on_view(struct hdl_group *group,
                   void (*callback)(void *user, struct hdl_group *group, uint64_t epoch),
@@ -331,36 +344,35 @@ enum hdl_process_state {
 /* What it is to the group. */
 enum hdl_member_state {
     HDL_MEMBER_NONE = 0,
-    HDL_MEMBER_READY,    /* registered, connected with this rank, may be admitted */
-    HDL_MEMBER_ACTIVE,   /* also a lost rank that nobody has deactivated */
-    HDL_MEMBER_INACTIVE  /* was removed, or is lost and deactivated */
+    HDL_MEMBER_READY,   /* registered, connected with this rank, may be admitted */
+    HDL_MEMBER_ACTIVE,  /* also a lost rank that nobody has deactivated */
+    HDL_MEMBER_INACTIVE /* was removed, or is lost and deactivated */
 };
 struct hdl_member {
     size_t size;
     enum hdl_process_state process;
     enum hdl_member_state member;
-    int32_t job_rank;     /* -1 = none */
-    uint64_t rank_epoch;  /* one registration of one process; 0 = none */
-    uint64_t first;       /* operations in which it takes part */
-    uint64_t last;        /* UINT64_MAX = open */
+    int32_t job_rank;    /* -1 = none */
+    uint64_t rank_epoch; /* one registration of one process; 0 = none */
+    uint64_t first;      /* operations in which it takes part */
+    uint64_t last;       /* UINT64_MAX = open */
 };
 /* By the newest view, changes that lie ahead included. HDL_EINVAL: rank outside the
  * capacity. */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_member(const struct hdl_group *group,
-                                                        int32_t rank,
-                                                        struct hdl_member *member);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_group_member(const struct hdl_group *group, int32_t rank, struct hdl_member *member);
 
 /* Counters of a group, since its creation. */
 struct hdl_group_stats {
     size_t size;
     uint64_t ops_issued, ops_done, ops_failed;
     uint64_t bytes_sent, bytes_received;
-    uint64_t views;           /* committed */
-    uint64_t redone_chunks;   /* restarted after a view change */
-    uint64_t stale_drops;     /* messages of an older attempt or rank epoch, dropped */
-    uint64_t reconnects;      /* of links between ranks and to the coordinator */
+    uint64_t views;         /* committed */
+    uint64_t redone_chunks; /* restarted after a view change */
+    uint64_t stale_drops;   /* messages of an older attempt or rank epoch, dropped */
+    uint64_t reconnects;    /* of links between ranks and to the coordinator */
     uint64_t evidence_exit, evidence_closed, evidence_silence; /* reported by this rank */
-    uint64_t refused_frames;  /* control connections or frames that were not authentic */
+    uint64_t refused_frames; /* control connections or frames that were not authentic */
     int64_t evidence_to_commit_us; /* of the last loss; 0 = none yet */
 };
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_stats(const struct hdl_group *group,
@@ -369,42 +381,42 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_stats(const struct hdl_group *g
 /* Path to a peer: "self", "shm" or "fabric:<provider>"; NULL for a vacant slot. */
 HDL_API const char *hdl_group_transport(const struct hdl_group *group, int32_t rank);
 
-/* -------------------------------------------------------------------------- operations */
+/* ----------------------------------------------------------------------- operations */
 
 /* Options of one call; NULL = defaults. */
 struct hdl_call {
     size_t size;
-    int64_t timeout_us; /* the operation's deadline: on expiry the group is aborted on this
-                           rank, HDL_ETIMEDOUT names operation, number and ranks missing.
-                           0 = the group's default */
+    int64_t timeout_us; /* the operation's deadline: on expiry the group is aborted on
+                           this rank, HDL_ETIMEDOUT names operation, number and ranks
+                           missing. 0 = the group's default */
     double scalar;      /* of HDL_PREMUL_SUM */
 };
 
 /*
- * All operations below: `op` NULL = wait and return the final status; else the call returns
- * HDL_OK at once with a handle that hdl_op_free must get, and hdl_op_wait or hdl_op_test
- * tell the status. Any number may be outstanding. Collectives must be called in the same
- * order by all ranks of the group. Buffers belong to the library until the operation is
- * finished; src == dst is in place where the two have the same size (all_gather: src at its
- * place in dst, reduce_scatter: dst at its place in src). Zero counts are legal, pointers
- * may then be NULL.
+ * All operations below: `op` NULL = wait and return the final status; else the call
+ * returns HDL_OK at once with a handle that hdl_op_free must get, and hdl_op_wait or
+ * hdl_op_test tell the status. Any number may be outstanding. Collectives must be called
+ * in the same order by all ranks of the group. Buffers belong to the library until the
+ * operation is finished; src == dst is in place where the two have the same size
+ * (all_gather: src at its place in dst, reduce_scatter: dst at its place in src). Zero
+ * counts are legal, pointers may then be NULL.
  *
  * Status of a finished operation:
  *   HDL_OK          every byte is in place
  *   HDL_INCOMPLETE  finished over the ranks that are present; the others' data is missing
- *                   (their parts of dst are untouched; reductions leave them out); a result
- *                   of several chunks may hold a lost rank's data up to the same chunk on all
+ *                   (their parts of dst are untouched; reductions leave them out); a
+ * result of several chunks may hold a lost rank's data up to the same chunk on all
  *   HDL_EPEER       the root, or the peer of a send or receive, is lost
  *   HDL_EORDER      another rank called another operation at this place (both are named)
  *   HDL_EINVAL      same operation with another count, type, operator or root; or a
  *                   bad argument. Buffers are untouched, the next call works
  *   HDL_ELINK       the link between two live ranks stayed down
  *   HDL_ENOTMEMBER  this rank was removed before this operation; no number was taken
- *   HDL_ETIMEDOUT, HDL_EABORTED, HDL_ECOORD, HDL_EFENCED   the group is over for this rank
+ *   HDL_ETIMEDOUT, HDL_EABORTED, HDL_ECOORD, HDL_EFENCED   the group is over for this
+ * rank
  */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_barrier(struct hdl_group *group,
-                                                   const struct hdl_call *call,
-                                                   struct hdl_op **op);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_barrier(struct hdl_group *group, const struct hdl_call *call, struct hdl_op **op);
 /* src on the root -> dst on all; src is not read elsewhere. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_broadcast(struct hdl_group *group, const void *src, void *dst, size_t count,
@@ -423,7 +435,8 @@ hdl_allreduce(struct hdl_group *group, const void *src, void *dst, size_t count,
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_allgather(struct hdl_group *group, const void *src, void *dst, size_t count,
               enum hdl_dtype dtype, const struct hdl_call *call, struct hdl_op **op);
-/* dst: counts[r] elements of rank r at displs[r]; counts and displs [size], equal on all. */
+/* dst: counts[r] elements of rank r at displs[r]; counts and displs [size], equal on all.
+ */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_allgatherv(struct hdl_group *group, const void *src, void *dst, const size_t *counts,
                const size_t *displs, enum hdl_dtype dtype, const struct hdl_call *call,
@@ -431,19 +444,20 @@ hdl_allgatherv(struct hdl_group *group, const void *src, void *dst, const size_t
 /* src [size][count]; dst gets the reduced block of the own rank. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_reduce_scatter(struct hdl_group *group, const void *src, void *dst, size_t count,
-                   enum hdl_dtype dtype, enum hdl_redop redop, const struct hdl_call *call,
-                   struct hdl_op **op);
+                   enum hdl_dtype dtype, enum hdl_redop redop,
+                   const struct hdl_call *call, struct hdl_op **op);
 /* src: blocks of counts[r] elements one after another, counts [size] equal on all. */
 HDL_API HDL_MUST_CHECK enum hdl_status
-hdl_reduce_scatterv(struct hdl_group *group, const void *src, void *dst, const size_t *counts,
-                    enum hdl_dtype dtype, enum hdl_redop redop, const struct hdl_call *call,
-                    struct hdl_op **op);
+hdl_reduce_scatterv(struct hdl_group *group, const void *src, void *dst,
+                    const size_t *counts, enum hdl_dtype dtype, enum hdl_redop redop,
+                    const struct hdl_call *call, struct hdl_op **op);
 /* src and dst [size][count]; block d of rank s goes to block s of rank d. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_alltoall(struct hdl_group *group, const void *src, void *dst, size_t count,
              enum hdl_dtype dtype, const struct hdl_call *call, struct hdl_op **op);
-/* The block for rank r: src_counts[r] elements at src_displs[r]; from rank r: dst_counts[r] at
- * dst_displs[r]. A pair whose two counts differ ends HDL_EINVAL on all, naming both ranks. */
+/* The block for rank r: src_counts[r] elements at src_displs[r]; from rank r:
+ * dst_counts[r] at dst_displs[r]. A pair whose two counts differ ends HDL_EINVAL on all,
+ * naming both ranks. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_alltoallv(struct hdl_group *group, const void *src, const size_t *src_counts,
               const size_t *src_displs, void *dst, const size_t *dst_counts,
@@ -469,42 +483,45 @@ hdl_scatterv(struct hdl_group *group, const void *src, const size_t *counts,
              const size_t *displs, void *dst, enum hdl_dtype dtype, int32_t root,
              const struct hdl_call *call, struct hdl_op **op);
 /*
- * Ordered per pair and tag (tag >= 0); independent of collectives and of views. A send may
- * finish before its receive is posted (the message is then in the library's memory).
- * HDL_EINVAL at the receiver if the lengths differ, at the sender unless it had completed.
+ * Ordered per pair and tag (tag >= 0); independent of collectives and of views. A send
+ * may finish before its receive is posted (the message is then in the library's memory).
+ * HDL_EINVAL at the receiver if the lengths differ, at the sender unless it had
+ * completed.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_send(struct hdl_group *group, const void *src, size_t count, enum hdl_dtype dtype,
          int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);
 /* peer may be HDL_ANY_SOURCE, tag HDL_ANY_TAG: hdl_op_source says what came. */
 HDL_API HDL_MUST_CHECK enum hdl_status
-hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype, int32_t peer,
-         int32_t tag, const struct hdl_call *call, struct hdl_op **op);
+hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype,
+         int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);
 
 /* Makes progress; HDL_PENDING or the final status. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_test(struct hdl_op *op);
-/* Waits; HDL_PENDING when timeout_us (HDL_FOREVER = none) is over: the operation goes on. */
+/* Waits; HDL_PENDING when timeout_us (HDL_FOREVER = none) is over: the operation goes on.
+ */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us);
 /* Text of a failed operation, with the offending values and ranks; "" otherwise. */
 HDL_API const char *hdl_op_detail(const struct hdl_op *op);
 /* Slots whose data is missing or that caused the failure: bit r of mask[r / 64], `words`
  * words are written. Returns how many there are; 0 while pending. */
 HDL_API int32_t hdl_op_failed(const struct hdl_op *op, uint64_t *mask, size_t words);
-/* After a receive: who sent, with which tag. Any pointer may be NULL. HDL_PENDING, HDL_OK,
- * HDL_EINVAL (not a receive). */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_source(const struct hdl_op *op, int32_t *rank,
-                                                     int32_t *tag);
+/* After a receive: who sent, with which tag. Any pointer may be NULL. HDL_PENDING,
+ * HDL_OK, HDL_EINVAL (not a receive). */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_source(const struct hdl_op *op,
+                                                     int32_t *rank, int32_t *tag);
 /* Frees the handle; a pending operation goes on without it. NULL is legal. */
 HDL_API void hdl_op_free(struct hdl_op *op);
 
 /* The failed set of the calling thread's last blocking operation (op == NULL). */
 HDL_API int32_t hdl_last_failed(uint64_t *mask, size_t words);
 
-/* ----------------------------------------------------------------------------- windows */
+/* -------------------------------------------------------------------------- windows */
 
 /*
- * Registered memory that peers may write and read: the three primitives put, signal, wait.
- * Create a window, give its packed handle to peers (with hdl_allgather, say), open theirs.
+ * Registered memory that peers may write and read: the three primitives put, signal,
+ * wait. Create a window, give its packed handle to peers (with hdl_allgather, say), open
+ * theirs.
  */
 #define HDL_WINDOW_HANDLE_BYTES 512
 
@@ -526,7 +543,8 @@ HDL_API size_t hdl_window_bytes(const struct hdl_window *window);
 /* Handle for peers: at most HDL_WINDOW_HANDLE_BYTES, *length in: room, out: used. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_pack(const struct hdl_window *window,
                                                        void *handle, size_t *length);
-/* HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not reachable. */
+/* HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not reachable.
+ */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_open(struct hdl_context *context,
                                                        const void *handle, size_t length,
                                                        struct hdl_peer_window **peer);
@@ -535,18 +553,17 @@ HDL_API void hdl_window_close(struct hdl_peer_window *peer);
 HDL_API void *hdl_peer_window_map(const struct hdl_peer_window *peer);
 /*
  * Writes `bytes` at `offset` of the peer's window, then raises the 64-bit word at
- * `signal_offset` (8-byte aligned; SIZE_MAX = no signal) there: whoever sees the signal sees
- * the whole block. No order between puts. src may be reused after hdl_flush.
+ * `signal_offset` (8-byte aligned; SIZE_MAX = no signal) there: whoever sees the signal
+ * sees the whole block. No order between puts. src may be reused after hdl_flush.
  */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_put(struct hdl_peer_window *peer, size_t offset,
-                                               const void *src, size_t bytes,
-                                               size_t signal_offset, uint64_t value,
-                                               enum hdl_signal_op signal_op);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_put(struct hdl_peer_window *peer, size_t offset, const void *src, size_t bytes,
+        size_t signal_offset, uint64_t value, enum hdl_signal_op signal_op);
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_signal(struct hdl_peer_window *peer,
                                                   size_t signal_offset, uint64_t value,
                                                   enum hdl_signal_op signal_op);
-/* Waits until the word at `offset` of the own window is >= value. `from` (may be NULL) ends
- * the wait with HDL_EPEER when that peer is lost. HDL_ETIMEDOUT after timeout_us. */
+/* Waits until the word at `offset` of the own window is >= value. `from` (may be NULL)
+ * ends the wait with HDL_EPEER when that peer is lost. HDL_ETIMEDOUT after timeout_us. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_wait(struct hdl_window *window,
                                                        size_t offset, uint64_t value,
                                                        const struct hdl_peer_window *from,
@@ -558,14 +575,14 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
 /* --------------------------------------------------------------- mixture of experts */
 
 /*
- * Exchange of token rows with the ranks that hold their experts. R = capacity of the group,
- * E = num_experts, L = experts of this rank, T = tokens of this rank in this step,
+ * Exchange of token rows with the ranks that hold their experts. R = capacity of the
+ * group, E = num_experts, L = experts of this rank, T = tokens of this rank in this step,
  * M = max_tokens, k = top_k, H = hidden, S = R / dp_size = sources of rows.
  *
- * A step is dispatch, the caller's expert computation, combine. All ranks take part in every
- * step, also without tokens. A row crosses between two ranks once, however many of its
- * experts live there. Same inputs give the same bytes in the same order, on every transport
- * and device. Steps take no op numbers and are independent of collectives.
+ * A step is dispatch, the caller's expert computation, combine. All ranks take part in
+ * every step, also without tokens. A row crosses between two ranks once, however many of
+ * its experts live there. Same inputs give the same bytes in the same order, on every
+ * transport and device. Steps take no op numbers and are independent of collectives.
  *
  * One thread at a time may be inside the functions of one exchange.
  */
@@ -575,16 +592,18 @@ struct hdl_moe;
 enum hdl_moe_layout {
     HDL_MOE_EXPERT_3D = 0, /* [L][S*M][H], the rows of each expert packed at the front */
     HDL_MOE_EXPERT_FLAT,   /* [rows][H], each expert begins at a multiple of `align` */
-    HDL_MOE_RANK_MAJOR,    /* one row for each (source, token) that chose an expert of mine */
-    HDL_MOE_INDEXED        /* as RANK_MAJOR, with the row numbers of each expert */
+    HDL_MOE_RANK_MAJOR, /* one row for each (source, token) that chose an expert of mine
+                         */
+    HDL_MOE_INDEXED     /* as RANK_MAJOR, with the row numbers of each expert */
 };
 
 /*
- * What a row becomes on the way. FP8 = e4m3 with one scale for 128 elements (the last group
- * may be short): amax over the finite elements, at least 1e-4; scale = amax / 448,
- * data = x * (448 / amax), nearest even, saturated. POW2: scale rounded up to a power of two.
- * UE8M0: that power as its biased exponent, one byte. dtype HDL_F8E4M3 = the rows are
- * quantised already: PLAIN has no scales, FP8 and POW2 carry f32, UE8M0 bytes, unchanged.
+ * What a row becomes on the way. FP8 = e4m3 with one scale for 128 elements (the last
+ * group may be short): amax over the finite elements, at least 1e-4; scale = amax / 448,
+ * data = x * (448 / amax), nearest even, saturated. POW2: scale rounded up to a power of
+ * two. UE8M0: that power as its biased exponent, one byte. dtype HDL_F8E4M3 = the rows
+ * are quantised already: PLAIN has no scales, FP8 and POW2 carry f32, UE8M0 bytes,
+ * unchanged.
  */
 enum hdl_moe_format {
     HDL_MOE_PLAIN = 0,
@@ -606,22 +625,23 @@ struct hdl_moe_opts {
     int32_t top_k;       /* k, 1 to 64, at most E */
     int32_t hidden;      /* H >= 1; for opaque rows their bytes */
     int32_t max_tokens;  /* M >= 1, equal on all ranks */
-    enum hdl_dtype dtype; /* of the rows given: HDL_BF16 (also 0), HDL_F16, HDL_F32,
-                             HDL_F8E4M3, or HDL_U8 = opaque bytes, which have no combine */
+    /* Of the rows given: HDL_BF16 (also 0), HDL_F16, HDL_F32, HDL_F8E4M3, or HDL_U8 =
+     * opaque bytes, which have no combine */
+    enum hdl_dtype dtype;
     enum hdl_moe_format format;
     enum hdl_dtype combine_dtype; /* of expert outputs and results: HDL_BF16, HDL_F16,
                                      HDL_F32; 0 = dtype, for HDL_F8E4M3 HDL_BF16 */
     enum hdl_moe_wire combine_wire;
     enum hdl_moe_layout layout;
-    int32_t align;      /* EXPERT_FLAT: default 1 */
-    bool zero_padding;  /* EXPERT_FLAT: padding rows are set to zero */
-    bool exact;         /* one contribution per (token, expert), summed by the owner */
-    bool late_weights;  /* weights may come with combine instead of dispatch */
-    int32_t lanes;      /* steps that may be open at once, default 2, at most 16 */
-    int32_t dp_size;    /* g neighbouring ranks hold the same tokens; default 1, R % g == 0 */
-    /* Which experts a rank holds: expert_counts [R], expert_ids the lists one after another,
-     * each ascending. An expert may have several holders; a rank may have none. NULL =
-     * E / R each, contiguous. */
+    int32_t align;     /* EXPERT_FLAT: default 1 */
+    bool zero_padding; /* EXPERT_FLAT: padding rows are set to zero */
+    bool exact;        /* one contribution per (token, expert), summed by the owner */
+    bool late_weights; /* weights may come with combine instead of dispatch */
+    int32_t lanes;     /* steps that may be open at once, default 2, at most 16 */
+    int32_t dp_size;   /* g neighbours hold the same tokens; default 1, R % g == 0 */
+    /* Which experts a rank holds: expert_counts [R], expert_ids the lists one after
+     * another, each ascending. An expert may have several holders; a rank may have none.
+     * NULL = E / R each, contiguous. */
     const int32_t *expert_counts;
     const int32_t *expert_ids;
     int64_t timeout_us; /* of creation; 0 = 60 s */
@@ -649,10 +669,11 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_size_hint(const struct hdl_moe_op
                                                          struct hdl_moe_sizes *sizes);
 
 /*
- * Collective of the group. Options are compared: a difference is HDL_ECONFIG on all ranks,
- * naming the field, both values and both ranks. HDL_EINVAL: a value out of range, k > E,
- * E % R != 0 without a map, an expert without a holder, an id listed twice or not ascending.
- * HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes. The group must outlive the exchange.
+ * Collective of the group. Options are compared: a difference is HDL_ECONFIG on all
+ * ranks, naming the field, both values and both ranks. HDL_EINVAL: a value out of range,
+ * k > E, E % R != 0 without a map, an expert without a holder, an id listed twice or not
+ * ascending. HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes. The group must outlive
+ * the exchange.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_create(struct hdl_group *group,
                                                       const struct hdl_moe_opts *opts,
@@ -672,13 +693,13 @@ struct hdl_moe_call {
     size_t size;
     /*
      * [R], 1 = take part, 0 = masked: not waited for, its rows and contributions count as
-     * missing. A source that does not come by the deadline, or is absent in the view, gets
-     * its entry set to 0 and the call ends HDL_INCOMPLETE. NULL = all. The own entry must
-     * not be 0. A mask says what is waited for and taken, not what is sent; replicas on
-     * masked ranks are passed over. It holds for this call.
+     * missing. A source that does not come by the deadline, or is absent in the view,
+     * gets its entry set to 0 and the call ends HDL_INCOMPLETE. NULL = all. The own entry
+     * must not be 0. A mask says what is waited for and taken, not what is sent; replicas
+     * on masked ranks are passed over. It holds for this call.
      */
     int32_t *active;
-    int64_t timeout_us; /* 0 or HDL_FOREVER = none; then only an absent rank ends a wait */
+    int64_t timeout_us; /* 0 or HDL_FOREVER = none: only an absent rank ends it */
 };
 
 /* The own tokens of a step. Memory may be reused when the call returns. */
@@ -694,22 +715,22 @@ struct hdl_moe_tokens {
 };
 
 /*
- * Where dispatch delivers. Every pointer but rows (and scales, if the format has them) may be
- * NULL. Only rows that exist are written; everything else stays as it was.
+ * Where dispatch delivers. Every pointer but rows (and scales, if the format has them)
+ * may be NULL. Only rows that exist are written; everything else stays as it was.
  */
 struct hdl_moe_received {
     size_t size;
-    void *rows;            /* out_rows of size_hint, by layout */
-    void *scales;          /* [row][ceil(H/128)] f32; UE8M0: bytes, padded to 4 a row */
-    int32_t *counts;       /* [L] distinct (token, expert) pairs, no padding */
-    int64_t *offsets;      /* [L+1] EXPERT_FLAT: first row of each expert, the end;
-                              INDEXED: first entry in row_numbers */
-    int64_t *row_numbers;  /* INDEXED: rows of expert 0, of expert 1, ... */
-    int32_t *source_token; /* [row] token number at its source; -1 = did not come, zeros */
-    int64_t *ranges;       /* [L][S] begin << 32 | count: rows of a source for an expert
-                              (RANK_MAJOR, INDEXED: places in the expert's list) */
-    int32_t *local_ids;    /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
-    float *weights;        /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
+    void *rows;             /* out_rows of size_hint, by layout */
+    void *scales;           /* [row][ceil(H/128)] f32; UE8M0: bytes, padded to 4 a row */
+    int32_t *counts;        /* [L] distinct (token, expert) pairs, no padding */
+    int64_t *offsets;       /* [L+1] EXPERT_FLAT: first row of each expert, the end;
+                               INDEXED: first entry in row_numbers */
+    int64_t *row_numbers;   /* INDEXED: rows of expert 0, of expert 1, ... */
+    int32_t *source_token;  /* [row] number at its source; -1 = did not come, zeros */
+    int64_t *ranges;        /* [L][S] begin << 32 | count: rows of a source for an expert
+                               (RANK_MAJOR, INDEXED: places in the expert's list) */
+    int32_t *local_ids;     /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
+    float *weights;         /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
     int32_t *source_counts; /* [S] rows of each source */
     /* filled by the library */
     int64_t num_rows;  /* rows delivered, for EXPERT_FLAT with padding */
@@ -722,19 +743,17 @@ struct hdl_moe_received {
  * dispatch_recv). `handle` is written by send also if the step will be INCOMPLETE.
  *
  * HDL_OK, HDL_INCOMPLETE (see hdl_moe_call.active), or
- * HDL_EINVAL  T > M, no rows with T > 0, an id < -1 or >= E (token, position and value are
- *             named), own rank masked, weights missing. What could be said to the peers was
- *             said: they get HDL_EPEER. The step is over on all ranks, the next one works.
- * HDL_EPEER   a peer refused its arguments; it, and the values, are named. As above.
- * HDL_ESTALE  the handle was used, or is older than an update. HDL_EINVAL: not of this
- *             exchange.
- * or what ended the group: HDL_EABORTED, HDL_ECOORD, HDL_EFENCED.
+ * HDL_EINVAL  T > M, no rows with T > 0, an id < -1 or >= E (token, position and value
+ * are named), own rank masked, weights missing. What could be said to the peers was said:
+ * they get HDL_EPEER. The step is over on all ranks, the next one works. HDL_EPEER   a
+ * peer refused its arguments; it, and the values, are named. As above. HDL_ESTALE  the
+ * handle was used, or is older than an update. HDL_EINVAL: not of this exchange. or what
+ * ended the group: HDL_EABORTED, HDL_ECOORD, HDL_EFENCED.
  */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_dispatch(struct hdl_moe *moe,
-                                                        const struct hdl_moe_tokens *tokens,
-                                                        struct hdl_moe_received *received,
-                                                        const struct hdl_moe_call *call,
-                                                        struct hdl_moe_handle *handle);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_dispatch(struct hdl_moe *moe, const struct hdl_moe_tokens *tokens,
+                 struct hdl_moe_received *received, const struct hdl_moe_call *call,
+                 struct hdl_moe_handle *handle);
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_dispatch_send(struct hdl_moe *moe, const struct hdl_moe_tokens *tokens,
                       const struct hdl_moe_call *call, struct hdl_moe_handle *handle);
@@ -745,10 +764,10 @@ hdl_moe_dispatch_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
 /* Expert outputs, in the place of the rows that dispatch delivered. */
 struct hdl_moe_outputs {
     size_t size;
-    const void *rows;     /* of combine_dtype. EXPERT_3D and FLAT: as dispatch; INDEXED: one
-                             row per entry of row_numbers; RANK_MAJOR: one row per received
-                             row, weighted and summed by the caller. May be the pointer of
-                             hdl_moe_next_combine_buffer */
+    const void *rows; /* of combine_dtype. EXPERT_3D and FLAT: as dispatch; INDEXED: one
+                         row per entry of row_numbers; RANK_MAJOR: one row per received
+                         row, weighted and summed by the caller. May be the pointer of
+                         hdl_moe_next_combine_buffer */
     const float *weights; /* [T][k] if dispatch got none, else NULL */
 };
 
@@ -762,33 +781,34 @@ struct hdl_moe_result {
 };
 
 /*
- * For every own token the sum over its valid entries of weight * expert output. A holder adds
- * fmaf(weight, x, acc) from +0 in f32, its experts ascending, and rounds to the wire type;
- * the owner adds contributions in f32, ranks ascending, then biases, then the old output,
- * and rounds once. With `exact`, or in a split combine with late weights, the owner adds
- * fmaf(weight, x, acc) over positions ascending. Without a valid entry: +0, then biases.
+ * For every own token the sum over its valid entries of weight * expert output. A holder
+ * adds fmaf(weight, x, acc) from +0 in f32, its experts ascending, and rounds to the wire
+ * type; the owner adds contributions in f32, ranks ascending, then biases, then the old
+ * output, and rounds once. With `exact`, or in a split combine with late weights, the
+ * owner adds fmaf(weight, x, acc) over positions ascending. Without a valid entry: +0,
+ * then biases.
  *
  * combine = combine_send, then combine_recv; only that with late weights combine first
  * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
- * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was dropped.
- * Errors as for dispatch; HDL_EPEER: with late weights another rank combined in two phases
- * and this one in one call, or the reverse.
- * HDL_ENOTSUP: opaque rows.
+ * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was
+ * dropped. Errors as for dispatch; HDL_EPEER: with late weights another rank combined in
+ * two phases and this one in one call, or the reverse. HDL_ENOTSUP: opaque rows.
  */
-HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_combine(struct hdl_moe *moe,
-                                                       const struct hdl_moe_handle *handle,
-                                                       const struct hdl_moe_outputs *outputs,
-                                                       const struct hdl_moe_result *result,
-                                                       const struct hdl_moe_call *call);
+HDL_API HDL_MUST_CHECK enum hdl_status
+hdl_moe_combine(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
+                const struct hdl_moe_outputs *outputs,
+                const struct hdl_moe_result *result, const struct hdl_moe_call *call);
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_combine_send(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
-                     const struct hdl_moe_outputs *outputs, const struct hdl_moe_call *call);
+                     const struct hdl_moe_outputs *outputs,
+                     const struct hdl_moe_call *call);
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_combine_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
-                     const struct hdl_moe_result *result, const struct hdl_moe_call *call);
+                     const struct hdl_moe_result *result,
+                     const struct hdl_moe_call *call);
 
-/* Registered memory shaped like the input of combine, one per lane, from dispatch_send to the
- * end of that step's combine. HDL_ESTALE, HDL_EINVAL as for combine. */
+/* Registered memory shaped like the input of combine, one per lane, from dispatch_send to
+ * the end of that step's combine. HDL_ESTALE, HDL_EINVAL as for combine. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_next_combine_buffer(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
                             void **rows);
@@ -797,27 +817,28 @@ hdl_moe_next_combine_buffer(struct hdl_moe *moe, const struct hdl_moe_handle *ha
 struct hdl_moe_state {
     size_t size;
     uint64_t generation;
-    uint64_t steps;            /* dispatches begun */
-    uint64_t failed_steps;     /* ended with an error */
+    uint64_t steps;        /* dispatches begun */
+    uint64_t failed_steps; /* ended with an error */
     uint64_t incomplete_calls;
-    uint64_t stale_drops;      /* headers, rows or lines of another step that were ignored */
+    uint64_t stale_drops; /* headers, rows or lines of another step that were ignored */
     enum hdl_status last_error; /* of the last failed step, HDL_OK if none */
-    int64_t error_token;       /* its token, position and value where an id was wrong; */
-    int64_t error_position;    /* else -1 */
+    int64_t error_token;        /* its token, position and value where an id was wrong; */
+    int64_t error_position;     /* else -1 */
     int64_t error_value;
-    uint64_t *expert_rows;     /* in: [L] or NULL: rows received, by own expert */
-    uint64_t *wait_ns;         /* in: [R] or NULL: time that this rank waited for each */
-    uint64_t *bytes_sent;      /* in: [R] or NULL: rows, contributions and headers by peer */
-    uint64_t *bytes_received;  /* in: [R] or NULL */
+    uint64_t *expert_rows; /* in: [L] or NULL: rows received, by own expert */
+    uint64_t *wait_ns;     /* in: [R] or NULL: time that this rank waited for each */
+    uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */
+    uint64_t *bytes_received; /* in: [R] or NULL */
 };
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_status(const struct hdl_moe *moe,
                                                       struct hdl_moe_state *state);
 
-/* --------------------------------------------------------------------------- inspection */
+/* ----------------------------------------------------------------------- inspection */
 
-/* What this build and machine can do, as one JSON object (transports with the reason where
- * one is not available, libfabric provider, devices, topology, algorithm table, knobs).
- * *length in: room, out: bytes needed with the final 0. HDL_EINVAL if the room is too small. */
+/* What this build and machine can do, as one JSON object (transports with the reason
+ * where one is not available, libfabric provider, devices, topology, algorithm table,
+ * knobs). *length in: room, out: bytes needed with the final 0. HDL_EINVAL if the room is
+ * too small. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_info(char *json, size_t *length);
 
 #ifdef __cplusplus
