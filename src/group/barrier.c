@@ -18,9 +18,9 @@ const struct group_algorithm group_barrier_flat = {
 
 static enum hdl_status end_refused(struct hdl_op *op, uint64_t chunk)
 {
-    (void)op;
     (void)chunk;
-    return base_fail(HDL_EINVAL, "the call was refused for its arguments");
+    return base_fail(HDL_EINVAL, "%s",
+                     op->detail ? op->detail : "the call was refused for its arguments");
 }
 
 const struct group_algorithm group_refused = {

@@ -157,9 +157,11 @@ void group_op_mismatch(struct hdl_op *op, uint64_t x,
                       (unsigned long long)op->number);
         return;
     }
+    /* The own call's refusal says more than its descriptor. */
     group_op_fail(op, status, NULL,
-                  "operation %llu: rank %u called %s, rank %u called %s",
+                  "operation %llu: rank %u called %s, rank %u called %s%s%s",
                   (unsigned long long)op->number, a,
                   group_desc_format(desc_of(op, a), text_a, sizeof(text_a)), b,
-                  group_desc_format(desc_of(op, b), text_b, sizeof(text_b)));
+                  group_desc_format(desc_of(op, b), text_b, sizeof(text_b)),
+                  op->detail ? "; " : "", op->detail ? op->detail : "");
 }
