@@ -142,6 +142,9 @@ static void commit_death(struct coord_group *group, struct commit *commit, uint3
     /* It may have died before its first operation: then that one is the first to lack it.
      */
     uint64_t last = ctl_boundary_last(&commit->answers, dead);
+    if (last ==
+        CTL_X_FOREVER) /* all who answered have ended: nobody runs what is later */
+        last = ctl_x_end(commit->next > 0 ? commit->next - 1 : 0);
     end_interval(commit, seen, last + 1 < seen->first ? seen->first - 1 : last);
     seen->absent = true;
     slot->holder->state = MEMBER_ENDED;

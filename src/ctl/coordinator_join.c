@@ -186,8 +186,7 @@ static void attached_to(struct ctl_coordinator *c, struct coord_member *member,
                         const struct ctl_msg *msg)
 {
     struct coord_group *group = member->group;
-    bool introduced =
-        member->introduced && group->slots[member->slot].joiner == member;
+    bool introduced = member->introduced && group->slots[member->slot].joiner == member;
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         struct coord_member *joiner = group->slots[i].joiner;
         const struct coord_member *holder = group->slots[i].holder;

@@ -23,6 +23,14 @@ static uint32_t num_alive(const struct sim_world *w)
     return alive;
 }
 
+static void stop_coordinator(struct sim_world *w, int64_t until)
+{
+    if (until > w->coord_stopped_until)
+        w->coord_stopped_until = until;
+    if (until > w->faults_end)
+        w->faults_end = until;
+}
+
 static void stop(struct sim_world *w, struct sim_process *p)
 {
     if (p->stopped)
@@ -33,15 +41,13 @@ static void stop(struct sim_world *w, struct sim_process *p)
         length /= 50;
     if (w->options.standalone && base_splitmix_below(&w->random, 8) == 0) {
         sim_trace(w, "the coordinator stops for %.3f ms", (double)length / 1e6);
-        w->coord_stopped_until = w->now + length;
-        if (w->coord_stopped_until > w->faults_end)
-            w->faults_end = w->coord_stopped_until;
+        stop_coordinator(w, w->now + length);
         return;
     }
     sim_trace(w, "process %u of rank %u stops for %.3f ms", p->index, p->job_rank,
               (double)length / 1e6);
     if (!w->options.standalone && p->job_rank == 0)
-        w->coord_stopped_until = w->now + length;
+        stop_coordinator(w, w->now + length);
     p->stopped = true;
     p->continue_at = w->now + length;
     if (p->continue_at > w->faults_end)
