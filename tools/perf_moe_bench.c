@@ -99,10 +99,11 @@ static void route(struct moe_bench *b)
 /* ------------------------------------------------------------------------------ memory
  */
 
+/* Poisoned unless it is so large that most of it will never be used. */
 static void *memory(size_t bytes)
 {
     void *block = aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (block)
+    if (block && bytes < 16 << 20)
         memset(block, 0xff, (bytes + 64) / 64 * 64);
     return block;
 }
@@ -227,9 +228,18 @@ static int64_t first_row(const struct moe_bench *b, int64_t e)
     return b->received.offsets[e];
 }
 
+/* A row of one value. */
+static void fill_row(struct moe_bench *b, size_t row, float value)
+{
+    unsigned char *to = b->outputs + row * b->row_bytes;
+    size_t width = b->row_bytes / (size_t)b->hidden;
+    put(b, to, 0, value);
+    for (size_t done = width; done < b->row_bytes; done *= 2)
+        memcpy(to + done, to, done < b->row_bytes - done ? done : b->row_bytes - done);
+}
+
 void moe_bench_fill_outputs(struct moe_bench *b)
 {
-    size_t h = (size_t)b->hidden;
     if (b->layout ==
         HDL_MOE_RANK_MAJOR) { /* summed by the caller: all weights are 1 here */
         for (int64_t i = 0; i < b->received.num_rows; i++) {
@@ -238,16 +248,14 @@ void moe_bench_fill_outputs(struct moe_bench *b)
                 int32_t id = b->received.local_ids[i * b->topk + j];
                 sum += id < 0 ? 0 : constant_of(b->rank * b->local + id);
             }
-            for (size_t x = 0; x < h; x++)
-                put(b, b->outputs, (size_t)i * h + x, sum);
+            fill_row(b, (size_t)i, sum);
         }
         return;
     }
-    for (int64_t e = 0; e < b->local; e++) {
-        size_t at = (size_t)first_row(b, e) * h;
-        for (size_t i = 0; i < (size_t)b->received.counts[e] * h; i++)
-            put(b, b->outputs, at + i, constant_of(b->rank * b->local + e));
-    }
+    for (int64_t e = 0; e < b->local; e++)
+        for (int64_t i = 0; i < b->received.counts[e]; i++)
+            fill_row(b, (size_t)(first_row(b, e) + i),
+                     constant_of(b->rank * b->local + e));
 }
 
 /* The first and last element of a received row, at its source. */
