@@ -56,6 +56,7 @@ static void carve_all(struct carve *c, struct hdl_moe *m, struct moe_lane *lanes
     m->run_end = carve(c, s->ranks, sizeof(uint32_t));
     m->cursor = carve(c, m->local + 1, sizeof(uint32_t));
     m->needs = carve(c, s->ranks, sizeof(uint32_t));
+    m->runs = carve(c, s->ranks, sizeof(struct moe_run));
     m->routes = carve(c, s->top_k + 1, sizeof(struct moe_route));
     m->parts = carve(c, s->top_k + 1, sizeof(void *));
     m->part_weights = carve(c, s->top_k + 1, sizeof(float));
@@ -108,11 +109,13 @@ void moe_exchange_start_at(struct hdl_moe *m, uint64_t step)
 static void fill_exchange(struct hdl_moe *m)
 {
     const struct moe_config *c = &m->config;
-    size_t stride = c->layout.row_stride;
+    size_t stride = c->layout.row_stride, give = c->layout.give_stride;
     m->magic = MOE_MAGIC;
     m->wire = (struct moe_wire){c->wire, c->combine_dtype, c->shape.hidden,
                                 c->layout.give_scale_offset};
     m->run_rows = stride < MOE_RUN_BYTES ? (uint32_t)(MOE_RUN_BYTES / stride) : 1;
+    m->give_rows =
+        give > 0 && give < MOE_RUN_BYTES ? (uint32_t)(MOE_RUN_BYTES / give) : 1;
     m->error[0] = m->error[1] = m->error[2] = -1;
     for (uint32_t i = 0; i < c->shape.lanes; i++)
         m->lanes[i].number = i;

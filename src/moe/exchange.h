@@ -82,8 +82,7 @@ struct moe_item {
     uint32_t token;
     uint32_t row;   /* RANK_MAJOR, INDEXED: of the output */
     uint32_t entry; /* its first, in the plan's entries, experts ascending */
-    uint16_t entries;
-    uint16_t index; /* of this rank among the token's contributors */
+    uint32_t entries;
 };
 
 enum moe_source_state {
@@ -135,9 +134,10 @@ struct hdl_moe {
     struct moe_peers *peers;
     struct moe_wire wire;
     uint64_t generation;
-    uint64_t next;     /* number of the next dispatch */
-    uint32_t local;    /* own experts */
-    uint32_t run_rows; /* rows that one put carries at most */
+    uint64_t next;      /* number of the next dispatch */
+    uint32_t local;     /* own experts */
+    uint32_t run_rows;  /* rows that one put of dispatch carries at most */
+    uint32_t give_rows; /* and one of combine */
     struct moe_lane *lanes;
     /* scratch of one call */
     uint64_t *mask;                /* [mask_words] taking part */
@@ -145,6 +145,7 @@ struct hdl_moe {
     uint32_t *run_begin, *run_end; /* [R] */
     uint32_t *cursor;              /* [L] */
     uint32_t *needs;               /* [R] */
+    struct moe_run *runs;          /* [R] contributions that landed */
     struct moe_route *routes;      /* [k] */
     const void **parts;            /* [k] */
     float *part_weights;           /* [k] */
@@ -156,6 +157,25 @@ struct hdl_moe {
     int64_t error[3]; /* token, position, value */
     uint64_t *expert_rows, *wait_ns, *bytes_sent, *bytes_received;
 };
+
+/*
+ * Contributions of one rank to an owner travel in runs of rows that lie side by side,
+ * each with one flag, at its first token. Both ends cut the runs by this rule. 0 rows: no
+ * run yet.
+ */
+struct moe_run {
+    uint32_t token; /* its last */
+    uint32_t rows;
+    uint32_t last; /* rows of the last token */
+};
+
+/* Does a token join the run, if the tokens of it have `gives` places each? */
+static inline bool moe_run_joins(const struct moe_run *run, uint32_t token,
+                                 uint32_t gives, uint32_t most)
+{
+    return run->rows > 0 && token == run->token + 1 && run->last == gives &&
+           run->rows < most;
+}
 
 /* ------------------------------------------------------------------------ small helpers
  */

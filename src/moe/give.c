@@ -11,7 +11,9 @@ struct giving {
     struct moe_lane *lane;
     const uint8_t *rows; /* expert outputs */
     bool fused;
-    uint32_t ready; /* a group whose weights are there, or UINT32_MAX */
+    uint32_t ready;     /* a group whose weights are there, or UINT32_MAX */
+    struct moe_run run; /* rows that are written and not put yet */
+    uint32_t run_token; /* its first */
 };
 
 /* ----------------------------------------------------------------------- late weights */
@@ -80,24 +82,39 @@ static bool gives_exact(const struct giving *g, const struct moe_source *s)
     return c->exact || (!s->weighted && !g->fused && c->shape.order != MOE_RANK_MAJOR);
 }
 
-/* Counts a contribution for the mapped members of the group, puts it to the messaged ones. */
-static void pass_on(struct hdl_moe *m, const struct moe_lane *lane,
-                             uint32_t group, const struct moe_item *item, uint32_t index,
-                             size_t at)
+/* Counts the open run for the mapped members of the group, puts it to the messaged ones.
+ */
+static void end_run(struct giving *g, uint32_t group)
 {
-    const struct moe_layout *l = &m->config.layout;
-    uint32_t dp = m->config.shape.dp;
+    struct hdl_moe *m = g->m;
+    const struct moe_config *c = &m->config;
+    const struct moe_layout *l = &c->layout;
+    uint32_t dp = c->shape.dp, self = m->peers->self;
+    if (g->run.rows == 0)
+        return;
+    size_t half = g->lane->half;
+    size_t from = moe_give(l, &c->shape, half, group * dp, g->run_token, 0);
+    size_t to = moe_take_from(l, &c->shape, half, self, g->run_token, 0);
+    size_t flag = moe_landed_from(l, &c->shape, half, self, g->run_token);
+    size_t bytes = (g->run.rows - 1) * l->give_stride + l->give_bytes;
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
-        if (moe_mapped(m, r) && r != m->peers->self)
-            m->bytes_sent[r] += l->give_bytes;
-        if (!moe_reachable(m, lane, r))
-            continue;
-        if (m->peers->ops->put(m->peers, r, moe_take(l, lane->half, item->token, index),
-                               m->peers->own + at, l->give_bytes,
-                               moe_landed(l, lane->half, item->token, index),
-                               lane->flag) == HDL_OK)
-            m->bytes_sent[r] += l->give_bytes;
+        bool sent = moe_mapped(m, r) ? r != self : moe_reachable(m, g->lane, r);
+        if (sent && !moe_mapped(m, r))
+            sent = m->peers->ops->put(m->peers, r, to, m->peers->own + from, bytes, flag,
+                                      g->lane->flag) == HDL_OK;
+        m->bytes_sent[r] += sent ? g->run.rows * l->give_bytes : 0;
     }
+    g->run.rows = 0;
+}
+
+/* The rows of a token are written: they go with their neighbours. */
+static void pass_on(struct giving *g, uint32_t group, uint32_t token, uint32_t rows)
+{
+    if (!moe_run_joins(&g->run, token, g->m->config.layout.gives, g->m->give_rows)) {
+        end_run(g, group);
+        g->run_token = token;
+    }
+    g->run = (struct moe_run){token, g->run.rows + rows, rows};
 }
 
 static const uint8_t *output_row(const struct giving *g, uint32_t row)
@@ -122,7 +139,7 @@ static void give_sum(struct giving *g, uint32_t group, const struct moe_item *it
     }
     moe_rows_give(&m->wire, m->peers->own + at, m->parts, summed ? NULL : m->part_weights,
                   n, g->lane->stream);
-    pass_on(m, g->lane, group, item, item->index, at);
+    pass_on(g, group, item->token, 1);
 }
 
 /* One row for each expert of the item. */
@@ -136,8 +153,8 @@ static void give_each(struct giving *g, uint32_t group, const struct moe_item *i
         size_t at = moe_give(&c->layout, &c->shape, g->lane->half, group * c->shape.dp,
                              item->token, i);
         moe_rows_give(&m->wire, m->peers->own + at, &row, NULL, 1, g->lane->stream);
-        pass_on(m, g->lane, group, item, entry->position, at);
     }
+    pass_on(g, group, item->token, item->entries);
 }
 
 static void tell_group(struct hdl_moe *m, const struct moe_lane *lane, uint32_t group,
@@ -159,6 +176,7 @@ static void give_group(struct giving *g, uint32_t group)
         else
             give_sum(g, group, &lane->items[s->first + i]);
     }
+    end_run(g, group);
     if (lane->stream)
         moe_rows_fence();
     tell_group(g->m, lane, group, exact ? MOE_GIVEN_EXACT : MOE_GIVEN);

@@ -108,14 +108,15 @@ static size_t place_half(struct moe_layout *l, const struct moe_shape *s, bool *
     struct extent e = {0, false};
     size_t pairs = product(&e, s->ranks, s->max_tokens);
     size_t gives = s->device ? 0 : product(&e, pairs, l->gives);
-    size_t takes = product(&e, s->max_tokens, l->takes);
+    size_t takes = s->device ? product(&e, s->max_tokens, l->takes) : gives;
+    size_t landed = s->device ? takes : l->gives ? pairs : 0;
     size_t late = s->late_weights ? product(&e, pairs, s->top_k) : 0;
     l->header = append(&e, s->ranks, l->header_stride);
     l->weights = append(&e, late, sizeof(float));
     l->arrive = append(&e, pairs, sizeof(uint64_t));
     l->line_out = append(&e, s->ranks, MOE_LINE_BYTES);
     l->line_in = append(&e, s->ranks, MOE_LINE_BYTES);
-    l->landed = append(&e, takes, sizeof(uint64_t));
+    l->landed = append(&e, landed, sizeof(uint64_t));
     l->slot = append(&e, pairs, l->row_stride);
     l->give = append(&e, gives, l->give_stride);
     l->take = append(&e, takes, l->give_stride);

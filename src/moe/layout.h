@@ -17,10 +17,10 @@
  *     |         arrive   [R][M]     u64, flag of a dispatch row    |
  *     |         line_out [R]        combine line written for owner |
  *     |         line_in  [R]        combine line put by contributor|
- *     |         landed   [M][C]     u64, flag of a contribution    |
+ *     |         landed   [R][M]     u64, flag of a contribution    |
  *     |         slot     [R][M]     dispatch rows by source, token |
  *     |         give     [R][M][G]  contributions, by owner, token |
- *     |         take     [M][C]     contributions put by others    |
+ *     |         take     [R][M][G]  the same, put by contributors  |
  *     | half 1  the same                                           |
  *     | buffer  rows for a combine without a copy                  |
  *     +---- lane 1 ------------------------------------------------+
@@ -31,7 +31,7 @@
  * base. Contributions differ: a mapped contributor keeps them in its own arena by owner
  * (line_out, give), a messaged one puts them into the owner's by contributor (line_in,
  * take, landed). Arenas in device memory have no give: kernels store into the owner's
- * take.
+ * take, which is then [M][C] by token and contributor, as is landed.
  *
  * Flags carry (generation, step), are written by one rank each, only grow, and are never
  * cleared. Step s of a lane uses half s mod 2.
@@ -187,8 +187,26 @@ MOE_FN size_t moe_line_in(const struct moe_layout *l, size_t half, uint32_t cont
     return half + l->line_in + (size_t)contributor * MOE_LINE_BYTES;
 }
 
-/* index: the contributor's place among the token's contributors, or the position if
- * exact. */
+/* Host arenas. */
+MOE_FN size_t moe_landed_from(const struct moe_layout *l, const struct moe_shape *s,
+                              size_t half, uint32_t contributor, uint32_t token)
+{
+    return half + l->landed +
+           ((size_t)contributor * s->max_tokens + token) * sizeof(uint64_t);
+}
+
+/* Host arenas. number: as for moe_give. */
+MOE_FN size_t moe_take_from(const struct moe_layout *l, const struct moe_shape *s,
+                            size_t half, uint32_t contributor, uint32_t token,
+                            uint32_t number)
+{
+    return half + l->take +
+           (((size_t)contributor * s->max_tokens + token) * l->gives + number) *
+               l->give_stride;
+}
+
+/* Device arenas. index: the contributor's place among the token's contributors, or the
+ * position if exact. */
 MOE_FN size_t moe_landed(const struct moe_layout *l, size_t half, uint32_t token,
                          uint32_t index)
 {

@@ -9,19 +9,6 @@
 
 #include "moe/exchange.h"
 
-/* Number of this rank among the ranks that the routes name. */
-static uint16_t index_of(uint32_t self, const struct moe_route *routes, uint32_t n)
-{
-    uint16_t index = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        bool first = routes[i].rank < self;
-        for (uint32_t j = 0; first && j < i; j++)
-            first = routes[j].rank != routes[i].rank;
-        index = (uint16_t)(index + first);
-    }
-    return index;
-}
-
 /* Appends the entry so that local experts ascend among those from `first` on. */
 static void insert_entry(struct moe_lane *lane, uint32_t first,
                          const struct moe_route *route)
@@ -53,7 +40,6 @@ static void read_token(struct hdl_moe *m, struct moe_lane *lane, uint32_t source
         .token = token,
         .entry = first,
         .entries = (uint16_t)(lane->num_entries - first),
-        .index = m->peers->messaged ? index_of(self, m->routes, n) : (uint16_t)0,
     };
 }
 

@@ -140,6 +140,38 @@ static uint32_t by_rank(struct moe_route *routes, uint32_t n)
     return kept;
 }
 
+/* Rows that the routes say rank number j sends; 0 if an earlier route counted it. */
+static uint32_t rows_from(const struct taking *t, const struct moe_route *routes,
+                          uint32_t n, uint32_t j)
+{
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        if (routes[i].rank != routes[j].rank)
+            continue;
+        if (i < j)
+            return 0;
+        rows++;
+    }
+    return t->lane->exact ? rows : 1;
+}
+
+/* Looks at what a rank sends for the token: false if its run has not landed. */
+static bool run_landed(struct taking *t, uint32_t rank, uint32_t rows)
+{
+    struct hdl_moe *m = t->m;
+    const struct moe_config *c = &m->config;
+    struct moe_run *run = &m->runs[rank];
+    if (run->rows > 0 && run->token == t->token)
+        return true; /* seen when another rank held up the token */
+    bool joins = moe_run_joins(run, t->token, c->layout.gives, m->give_rows);
+    size_t at = moe_landed_from(&c->layout, &c->shape, t->lane->half, rank, t->token);
+    if (!joins && atomic_load_explicit(moe_word(m->peers->own, at),
+                                       memory_order_acquire) != t->lane->flag)
+        return false;
+    *run = (struct moe_run){t->token, joins ? run->rows + rows : rows, rows};
+    return true;
+}
+
 /* Have all contributions to messaged tokens landed? */
 static bool rows_landed(void *argument)
 {
@@ -147,16 +179,10 @@ static bool rows_landed(void *argument)
     struct hdl_moe *m = t->m;
     for (; t->token < t->lane->tokens; t->token++) {
         uint32_t n = own_routes(m, t->lane, t->token);
-        if (!t->lane->exact)
-            n = by_rank(m->routes, n);
         for (uint32_t j = 0; j < n; j++) {
-            uint32_t r = m->routes[j].rank;
-            if (moe_mapped(m, r) || m->pending[r] != TAKE_THERE)
-                continue;
-            uint32_t index = t->lane->exact ? m->routes[j].position : j;
-            size_t at = moe_landed(&m->config.layout, t->lane->half, t->token, index);
-            if (atomic_load_explicit(moe_word(m->peers->own, at), memory_order_acquire) ==
-                t->lane->flag)
+            uint32_t r = m->routes[j].rank, rows = rows_from(t, m->routes, n, j);
+            if (rows == 0 || moe_mapped(m, r) || m->pending[r] != TAKE_THERE ||
+                run_landed(t, r, rows))
                 continue;
             t->blocked_by = r;
             if (!moe_gone(m, r))
@@ -173,6 +199,7 @@ static void wait_for_rows(struct taking *t, struct moe_call *call)
     if (!m->peers->messaged)
         return;
     t->token = 0;
+    memset(m->runs, 0, m->config.shape.ranks * sizeof(struct moe_run));
     while (!rows_landed(t)) {
         if (m->peers->ops->wait(m->peers, rows_landed, t, call->deadline_ns))
             break;
@@ -195,14 +222,15 @@ static uint32_t number_at_rank(const struct moe_route *routes, uint32_t n, uint3
 }
 
 static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t rank,
-                              uint32_t index, uint32_t number)
+                              uint32_t number)
 {
     const struct moe_config *c = &t->m->config;
     uint32_t owner = t->m->peers->self / c->shape.dp * c->shape.dp;
     if (moe_mapped(t->m, rank))
         return moe_base(t->m, rank) +
                moe_give(&c->layout, &c->shape, t->lane->half, owner, token, number);
-    return t->m->peers->own + moe_take(&c->layout, t->lane->half, token, index);
+    return t->m->peers->own +
+           moe_take_from(&c->layout, &c->shape, t->lane->half, rank, token, number);
 }
 
 /* Collects the contributions to a token; returns their number. */
@@ -218,9 +246,8 @@ static uint32_t collect(struct taking *t, uint32_t token, bool *missing)
             *missing = true;
             continue;
         }
-        uint32_t index = t->lane->exact ? route->position : j;
         uint32_t number = t->lane->exact ? number_at_rank(m->routes, n, j) : 0;
-        m->parts[found] = part_at(t, token, route->rank, index, number);
+        m->parts[found] = part_at(t, token, route->rank, number);
         m->part_weights[found++] = route->weight;
         if (route->rank != m->peers->self)
             m->bytes_received[route->rank] += m->config.layout.give_bytes;

@@ -134,10 +134,10 @@ static void test_regions(void **state)
         assert_true(moe_arrive(l, s, half, 6, 0) <= half + l->line_out);
         assert_true(moe_line_out(l, half, 6) <= half + l->line_in);
         assert_true(moe_line_in(l, half, 6) <= half + l->landed);
-        assert_true(moe_landed(l, half, 5, 0) <= half + l->slot);
+        assert_true(moe_landed_from(l, s, half, 6, 0) <= half + l->slot);
         assert_true(moe_slot(l, s, half, 6, 0) <= half + l->give);
         assert_true(moe_give(l, s, half, 6, 0, 0) <= half + l->take);
-        assert_true(moe_take(l, half, 5, 0) <= half + l->half_bytes);
+        assert_true(moe_take_from(l, s, half, 6, 0, 0) <= half + l->half_bytes);
         assert_true(half + l->half_bytes <= moe_buffer(l, 1));
         assert_true(moe_buffer(l, 1) + l->buffer_bytes <= l->total_bytes);
     }
