@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The context: builds the layers on top of each other, and the calls that take a context.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/dtype.h"
 #include "base/env.h"
@@ -228,8 +230,14 @@ void hdl_context_destroy(struct hdl_context *context)
 
 enum hdl_status hdl_context_dump(struct hdl_context *context, int fd)
 {
+    char text[4096];
     enum hdl_status status = check_context(context);
-    return status == HDL_OK ? group_engine_dump(context->engine, fd) : status;
+    if (status != HDL_OK)
+        return status;
+    size_t size = host_describe(context->host, text, sizeof(text));
+    if (write(fd, text, size) != (ssize_t)size)
+        return base_fail_errno(HDL_ESYSTEM, errno, "cannot write to descriptor %d", fd);
+    return group_engine_dump(context->engine, fd);
 }
 
 enum hdl_status hdl_group_create(struct hdl_context *context,

@@ -69,6 +69,10 @@ int32_t host_num_ranks(const struct host *host); /* of the job */
  * address tell: true is sure, false is not. */
 bool host_single_host(const struct host *host);
 
+/* Lines about job, coordinator, neighbours and counters; terminated, cut if too long.
+ * Returns their length. Not on the control thread. */
+size_t host_describe(struct host *host, char *text, size_t room);
+
 /* HDL_OK, or HDL_ENOTSUP with a sentence when called in a forked child of the process
  * that made the host. One load; every public call that takes a context begins with it. */
 enum hdl_status host_check(const struct host *host);
@@ -141,8 +145,8 @@ struct host_group_opts {
         *blob; /* what peers need to reach this rank; opaque here; <= CTL_ENDPOINT_MAX */
     size_t blob_bytes;
     bool auto_deactivate, auto_sync;
-    /* Extends a group or takes a rank's place: register returns when the coordinator knows
-     * this process, without a view; CTL_PROPOSE_JOIN leads to attach and commit. */
+    /* Extends a group or takes a rank's place: register returns when the coordinator
+     * knows this process, without a view; CTL_PROPOSE_JOIN leads to attach and commit. */
     bool join;
     int64_t timeout_ns; /* of the whole creation: register and connected together */
     /* Copied; may be called from the moment host_group_register is entered until

@@ -205,6 +205,7 @@ void host_watch_start(struct host *host, uint64_t rank_epoch, int32_t pid,
                       const char *name);
 void host_watch_stop(struct host *host, uint64_t rank_epoch);
 void host_watches_close(struct host *host);
+size_t host_watches_describe(struct host *host, char *text, size_t room, size_t used);
 
 /* local.c: the unix socket. */
 enum hdl_status host_local_open(struct host *host);
@@ -231,6 +232,10 @@ void host_leave_begin(struct host *host, struct host_command *command);
 void host_leave_check(struct host *host);
 enum hdl_status host_process_add(struct host *host);
 void host_process_remove(struct host *host);
+
+/* describe.c: adds at `used`, cut at `room`; returns the new length. */
+size_t host_append(char *text, size_t room, size_t used, const char *format, ...)
+    BASE_PRINTF(4, 5);
 
 /* thread.c */
 enum hdl_status host_thread_start_env(struct base_env *env, const char *name,

@@ -217,3 +217,19 @@ void host_watches_close(struct host *host)
     base_list_each(node, after, &host->watches)
         close_watch(base_container_of(node, struct host_watch, node));
 }
+
+size_t host_watches_describe(struct host *host, char *text, size_t room, size_t used)
+{
+    base_list_each(node, after, &host->watches)
+    {
+        const struct host_watch *watch = base_container_of(node, struct host_watch, node);
+        used = host_append(text, room, used, "neighbour rank %u pid %s socket %s%s\n",
+                           ctl_rank_epoch_rank(watch->rank_epoch),
+                           watch->polled ? "watched" : "not watched",
+                           watch->conn && watch->conn->opened ? "open" : "closed",
+                           watch->told      ? ", ended"
+                           : watch->goodbye ? ", left"
+                                            : "");
+    }
+    return used;
+}

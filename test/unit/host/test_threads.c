@@ -52,6 +52,10 @@ static void *live(void *argument)
         host_group_close(rank.group);
         __atomic_store_n(&rank.commits, 0, __ATOMIC_RELEASE);
     }
+    char text[1024];
+    JOB_CHECK(host_describe(rank.host, text, sizeof(text)) == strlen(text));
+    JOB_CHECK(strstr(text, "joined") && strstr(text, "neighbour") && strstr(text, "pid"));
+    JOB_CHECK(host_describe(rank.host, text, 8) == 7);
     rank.group = NULL;
     job_rank_leave(&rank);
     return NULL;
