@@ -117,6 +117,7 @@ enum hdl_status net_fabric_create(struct net *net, struct net_fabric **out)
     fabric->net = net;
     fabric->env = net->env;
     fabric->wait_fd = -1;
+    fabric_pool_init(fabric);
     base_list_init(&fabric->links);
     base_list_init(&fabric->busy);
     base_list_init(&fabric->remotes);

@@ -163,6 +163,8 @@ const char *fabric_error(const struct net_fabric *fabric, ssize_t error);
 /* fabric_pool.c */
 struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload);
 void fabric_message_put(struct net_fabric *fabric, struct fabric_message *message);
+/* Empty lists; create and free may then be called in any state. */
+void fabric_pool_init(struct net_fabric *fabric);
 enum hdl_status fabric_pool_create(struct net_fabric *fabric);
 void fabric_pool_close(struct net_fabric *fabric); /* registrations, before the domain */
 void fabric_pool_free(struct net_fabric *fabric);

@@ -98,12 +98,16 @@ void fabric_write_free(struct net_fabric *fabric, struct fabric_write *write)
     base_list_push_front(&fabric->free_writes, &write->node);
 }
 
-enum hdl_status fabric_pool_create(struct net_fabric *fabric)
+void fabric_pool_init(struct net_fabric *fabric)
 {
     base_list_init(&fabric->free_small);
     base_list_init(&fabric->free_large);
     base_list_init(&fabric->free_writes);
     base_list_init(&fabric->slabs);
+}
+
+enum hdl_status fabric_pool_create(struct net_fabric *fabric)
+{
     size_t each = ((size_t)NET_WIRE_MAX + 63) & ~(size_t)63;
     fabric->writes = base_alloc(fabric->env, FABRIC_WRITES, sizeof(*fabric->writes));
     fabric->receives =
@@ -145,13 +149,11 @@ void fabric_pool_close(struct net_fabric *fabric)
 
 void fabric_pool_free(struct net_fabric *fabric)
 {
-    if (fabric->slabs.next) {
-        base_list_each(node, after, &fabric->slabs)
-        {
-            struct fabric_slab *slab = base_container_of(node, struct fabric_slab, node);
-            base_free_aligned(fabric->env, slab->bytes);
-            base_free(fabric->env, slab);
-        }
+    base_list_each(node, after, &fabric->slabs)
+    {
+        struct fabric_slab *slab = base_container_of(node, struct fabric_slab, node);
+        base_free_aligned(fabric->env, slab->bytes);
+        base_free(fabric->env, slab);
     }
     base_free(fabric->env, fabric->writes);
     base_free(fabric->env, fabric->receives);
