@@ -142,9 +142,11 @@ static void commit_death(struct coord_group *group, struct commit *commit, uint3
     /* It may have died before its first operation: then that one is the first to lack it.
      */
     uint64_t last = ctl_boundary_last(&commit->answers, dead);
-    if (last ==
-        CTL_X_FOREVER) /* all who answered have ended: nobody runs what is later */
-        last = ctl_x_end(commit->next > 0 ? commit->next - 1 : 0);
+    /* What nobody alive has issued nobody has returned: a joiner may begin there, and
+     * must not need the windows of one who died before it came. */
+    uint64_t issued = ctl_x_end(commit->next > 0 ? commit->next - 1 : 0);
+    if (last > issued)
+        last = issued;
     end_interval(commit, seen, last + 1 < seen->first ? seen->first - 1 : last);
     seen->absent = true;
     slot->holder->state = MEMBER_ENDED;
@@ -238,6 +240,10 @@ static bool may_enter(struct ctl_coordinator *c, struct coord_group *group,
 static void collect_changes(struct ctl_coordinator *c, struct coord_group *group,
                             struct commit *commit)
 {
+    for (uint32_t i = 0; !coord_anybody_stays(group) && i < group->params.capacity; i++) {
+        if (!group->view->slots[i].absent)
+            group->slots[i].removing = false; /* the others died meanwhile */
+    }
     for (uint32_t i = 0, dead = 0; i < group->params.capacity; i++) {
         if (dead < group->num_dead && group->dead[dead] == i)
             commit_death(group, commit, dead++);

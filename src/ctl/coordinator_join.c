@@ -366,9 +366,37 @@ static bool all_ready(const struct coord_group *group,
     return true;
 }
 
+/* Whether the slot's rank would still be there after all that is asked for now. */
+static bool stays(const struct coord_group *group, uint32_t i)
+{
+    const struct coord_slot *slot = &group->slots[i];
+    return slot->holder && !slot->holder->dead && !slot->holder->leaving &&
+           slot->holder->state == MEMBER_IN && !slot->removing;
+}
+
+bool coord_anybody_stays(const struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (stays(group, i))
+            return true;
+    }
+    return false;
+}
+
+/* The last one is not removed: nobody could admit anybody to the group any more. */
+static bool remove_slot(struct coord_group *group, uint32_t i)
+{
+    bool counted = stays(group, i);
+    group->slots[i].removing = true;
+    if (!counted || coord_anybody_stays(group))
+        return true;
+    group->slots[i].removing = false;
+    return false;
+}
+
 /* Whether all of it is in the view; else marks what the next ballot is to do. */
 static bool examine(struct coord_group *group, struct coord_proposal *proposal,
-                    uint64_t *first)
+                    uint64_t *first, bool *refused)
 {
     bool applied = true;
     bool ready = proposal->kind == CTL_PROPOSE_ACTIVATE && all_ready(group, proposal);
@@ -384,8 +412,8 @@ static bool examine(struct coord_group *group, struct coord_proposal *proposal,
         applied = false;
         if (ready)
             group->slots[i].admitting = true;
-        else if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
-            group->slots[i].removing = true;
+        else if (proposal->kind == CTL_PROPOSE_DEACTIVATE && !remove_slot(group, i))
+            *refused = true;
     }
     return applied;
 }
@@ -401,8 +429,14 @@ void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
         struct coord_proposal *proposal =
             base_container_of(node, struct coord_proposal, node);
         uint64_t first;
-        if (proposal->kind != CTL_PROPOSE_SYNC && examine(group, proposal, &first))
+        bool refused = false;
+        if (proposal->kind == CTL_PROPOSE_SYNC)
+            continue;
+        if (examine(group, proposal, &first, &refused))
             answer_proposal(c, proposal, HDL_OK, first, "");
+        else if (refused)
+            answer_proposal(c, proposal, HDL_EINVAL, 0,
+                            "the last active rank cannot be removed, only leave");
     }
     if (coord_anything_is_pending(c, group))
         return;

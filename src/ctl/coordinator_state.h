@@ -258,6 +258,8 @@ bool coord_params_differ(const struct coord_group *group,
                          const struct ctl_registration *theirs, char *text, size_t size);
 /* Whether the joiner and those that enter in the same commit reach each other. */
 bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot);
+/* Whether an active rank is left after all removals and losses that are known now. */
+bool coord_anybody_stays(const struct coord_group *group);
 bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot);
 
 /* coordinator_restart.c: taking over what agents report after a restart */
