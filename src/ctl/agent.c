@@ -82,8 +82,10 @@ static void connect_later(struct ctl_agent *agent)
 {
     agent->link = LINK_WAITING;
     agent->retry_at = agent->now + agent->backoff;
-    agent->backoff =
-        2 * agent->backoff < BACKOFF_MOST ? 2 * agent->backoff : BACKOFF_MOST;
+    /* A restarted coordinator waits dead_after for its ranks: they must try within it. */
+    int64_t most =
+        agent->dead_after / 4 < BACKOFF_MOST ? agent->dead_after / 4 : BACKOFF_MOST;
+    agent->backoff = 2 * agent->backoff < most ? 2 * agent->backoff : most;
     agent_wake_at(agent, agent->retry_at);
 }
 

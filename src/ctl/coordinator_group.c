@@ -218,6 +218,14 @@ void coord_leave(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
     }
     struct coord_group *group = member->group;
     bool holder = group->slots[member->slot].holder == member;
+    if (group->state == GROUP_RUNNING && holder && member->state == MEMBER_ENDED) {
+        member->leaving = true; /* removed before: no commit has to come */
+        member->left = true;
+        send_left(c, rank, group->id, key);
+        coord_check_closed(c, group);
+        coord_ballot_check(c, group);
+        return;
+    }
     if (group->state == GROUP_COLLECTING || (group->state == GROUP_RUNNING && holder)) {
         member->leaving = true;
         coord_ballot_check(c, group);

@@ -562,6 +562,9 @@ static uint64_t sample(struct sim_world *w, struct sim_plane *plane, uint32_t s,
 {
     const struct sim_process *q = plane->peers[s];
     uint64_t seen = w->options.messaged ? plane->in[s].count : q ? q->plane.published : 0;
+    /* What is needed next is overwritten: the dead had gone on without this rank. */
+    if (!w->options.messaged && seen > plane->ready + w->options.window)
+        seen = plane->ready;
     if (plane->fenced[s] == 0)
         plane->fenced[s] = seen + 1;
     uint64_t count = plane->fenced[s] - 1;
