@@ -153,7 +153,7 @@ void sim_leave(struct sim_world *w, struct sim_process *p)
     if (p->left_sent || plane->over)
         return;
     p->leaving = true;
-    if (!plane->running || plane->done < plane->issued)
+    if (!plane->running || (plane->done < plane->issued && !sim_plane_finished(w, p)))
         return;
     p->leaving = false;
     p->left_sent = true;

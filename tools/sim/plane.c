@@ -704,5 +704,7 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
               (unsigned long long)view->epoch,
               (unsigned long long)ctl_view_changed_from(plane->view));
     restart_chunks(w, p, ctl_view_changed_from(plane->view));
+    if (p->leaving) /* its last operations may not be its own any more */
+        sim_push(w, w->now, &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
     sim_plane_wake(w, p);
 }
