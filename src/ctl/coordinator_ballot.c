@@ -173,14 +173,29 @@ static void commit_removal(struct coord_group *group, struct commit *commit, uin
     slot->holder->state = MEMBER_ENDED;
 }
 
+/*
+ * No member has issued it, and it is behind every ended interval: those who ran that far
+ * may all be gone, and a joiner cannot use the windows of one who died before it came.
+ */
+static uint64_t first_for_joiner(const struct coord_group *group,
+                                 const struct commit *commit)
+{
+    uint64_t first = commit->next;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct ctl_slot *seen = &group->view->slots[i];
+        if (seen->rank_epoch != 0 && seen->last != CTL_X_FOREVER &&
+            ctl_x_op(seen->last) + 1 > first)
+            first = ctl_x_op(seen->last) + 1;
+    }
+    return first;
+}
+
 static void commit_admission(struct coord_group *group, struct commit *commit, uint32_t i)
 {
     struct coord_slot *slot = &group->slots[i];
     const struct ctl_slot *old = &group->view->slots[i];
     struct ctl_slot *seen = change_slot(commit, group, i);
-    uint64_t first = commit->next;
-    if (old->rank_epoch != 0 && ctl_x_op(old->last) + 1 > first)
-        first = ctl_x_op(old->last) + 1;
+    uint64_t first = first_for_joiner(group, commit);
     if (seen->absent && seen->active)
         seen->reported = reported_now(commit, slot);
     bool lost = seen->reported > 0;
