@@ -680,6 +680,17 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_create(struct hdl_group *group,
                                                       struct hdl_moe **moe);
 /* Local; open steps are dropped. NULL is legal. */
 HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
+/*
+ * After a change of membership, or to move experts: a collective of the present members,
+ * in which a new member calls hdl_moe_create with the same options and the new map. Links
+ * all members in a new generation. expert_counts and expert_ids as in the options, with 0
+ * experts where no member is; NULL = the map stays. Steps that are open end: their
+ * handles are HDL_ESTALE. Memory of hdl_moe_next_combine_buffer is gone. Errors as for
+ * creation; after one the exchange is as before.
+ */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_update(struct hdl_moe *moe,
+                                                      const int32_t *expert_counts,
+                                                      const int32_t *expert_ids);
 /* L, experts of this rank. */
 HDL_API int32_t hdl_moe_local_experts(const struct hdl_moe *moe);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/dtype.h"
+#include "base/option.h"
 #include "group/engine.h"
 #include "group/group.h"
 #include "moe/exchange.h"
@@ -13,6 +14,8 @@
 struct note {
     int64_t there; /* 1; a lost rank leaves 0 */
     int64_t status;
+    int64_t generation; /* of its exchange; 0 = it makes one */
+    int64_t step;       /* highest of its lanes */
     int64_t value[MOE_CONFIG_FIELDS];
 };
 
@@ -53,32 +56,64 @@ static enum hdl_status compare(const struct note *notes, uint32_t ranks)
     return HDL_OK;
 }
 
-/* All ranks get here, also those whose options are wrong: nobody is left waiting. */
-static enum hdl_status agree_on_options(struct hdl_group *group, struct base_env *env,
-                                        enum hdl_status own,
-                                        const struct moe_config *config,
-                                        const struct hdl_call *call)
+/* The newest generation and step of any rank. */
+struct newest {
+    uint64_t generation, step;
+};
+
+static void find_newest(const struct note *notes, uint32_t ranks, struct newest *newest)
 {
-    uint32_t ranks = group_capacity(group);
+    *newest = (struct newest){0, 0};
+    for (uint32_t r = 0; r < ranks; r++) {
+        uint64_t generation = (uint64_t)notes[r].generation;
+        uint64_t step = (uint64_t)notes[r].step;
+        newest->generation =
+            generation > newest->generation ? generation : newest->generation;
+        newest->step = step > newest->step ? step : newest->step;
+    }
+}
+
+static void fill_note(struct note *note, enum hdl_status own,
+                      const struct moe_config *config, const struct hdl_moe *old)
+{
     struct moe_config_field fields[MOE_CONFIG_FIELDS];
+    *note = (struct note){.there = 1, .status = own};
+    for (uint32_t i = 0; old && i < old->config.shape.lanes; i++) {
+        int64_t step = (int64_t)old->lanes[i].step;
+        note->step = step > note->step ? step : note->step;
+    }
+    note->generation = old ? (int64_t)old->generation : 0;
+    if (own != HDL_OK)
+        return;
+    moe_config_fields(config, fields);
+    for (int i = 0; i < MOE_CONFIG_FIELDS; i++)
+        note->value[i] = fields[i].value;
+}
+
+/* All ranks get here, also those whose options are wrong: nobody is left waiting. */
+static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status own,
+                                        const struct moe_config *config,
+                                        const struct hdl_moe *old, struct newest *newest)
+{
+    struct base_env *env = group->engine->env;
+    uint32_t ranks = group_capacity(group);
+    struct hdl_call call = {.size = sizeof(call)};
     char text[BASE_DETAIL_BYTES];
     struct note *notes = base_alloc(env, ranks + 1, sizeof(*notes));
     if (!notes)
         return HDL_ENOMEM;
     snprintf(text, sizeof(text), "%s", base_detail());
-    notes[ranks] = (struct note){.there = 1, .status = own};
-    if (own == HDL_OK) {
-        moe_config_fields(config, fields);
-        for (int i = 0; i < MOE_CONFIG_FIELDS; i++)
-            notes[ranks].value[i] = fields[i].value;
-    }
+    fill_note(&notes[ranks], own, config, old);
+    if (own == HDL_OK)
+        call.timeout_us = config->timeout_us;
     enum hdl_status status =
         hdl_allgather(group, &notes[ranks], notes, sizeof(*notes) / sizeof(int64_t),
-                      HDL_I64, call, NULL);
+                      HDL_I64, &call, NULL);
     if (own != HDL_OK)
         status = base_fail(own, "%s", text);
     else if (status >= HDL_OK)
         status = compare(notes, ranks);
+    find_newest(notes, ranks, newest);
     base_free(env, notes);
     return status;
 }
@@ -100,24 +135,23 @@ static enum hdl_status agree_on_end(struct hdl_group *group, enum hdl_status own
                                      base_status_name((enum hdl_status)all));
 }
 
-enum hdl_status hdl_moe_create(struct hdl_group *group, const struct hdl_moe_opts *opts,
-                               struct hdl_moe **moe)
+/* Makes an exchange, the successor of `old` if there is one; the same operations of the
+ * group in either case, so that a new member's creation meets the others' update. */
+static enum hdl_status make(struct hdl_group *group, const struct hdl_moe_opts *opts,
+                            const struct hdl_moe *old, struct hdl_moe **made)
 {
+    struct base_env *env = group->engine->env;
     struct moe_config config;
     struct moe_peers *peers;
-    struct hdl_moe *made = NULL;
-    enum hdl_status status = group_check(group);
-    if (status == HDL_OK && !moe)
-        status = base_fail(HDL_EINVAL, "hdl_moe_create: moe is NULL");
-    if (status != HDL_OK)
-        return status;
-    struct base_env *env = group->engine->env;
-    status = moe_config_init(env, &config, opts, (int32_t)group_capacity(group), false);
+    struct newest newest;
+    enum hdl_status status =
+        moe_config_init(env, &config, opts, (int32_t)group_capacity(group), false);
     bool have_config = status == HDL_OK;
-    struct hdl_call call = {.size = sizeof(call)};
-    if (have_config)
-        call.timeout_us = config.timeout_us;
-    status = agree_on_options(group, env, status, &config, &call);
+    *made = NULL;
+    status = agree_on_options(group, status, &config, old, &newest);
+    if (status == HDL_OK && newest.generation >= UINT16_MAX)
+        status = base_fail(HDL_ENOTSUP, "the exchange has had %llu updates",
+                           (unsigned long long)newest.generation);
     if (status == HDL_OK)
         status = moe_peers_group(env, group, config.layout.total_bytes, &peers);
     if (status != HDL_OK) {
@@ -125,11 +159,72 @@ enum hdl_status hdl_moe_create(struct hdl_group *group, const struct hdl_moe_opt
             moe_config_free(env, &config);
         return status;
     }
-    status = agree_on_end(group, moe_exchange_create(env, &config, peers, &made));
+    status = agree_on_end(group, moe_exchange_create(env, &config, peers, made));
     if (status != HDL_OK) {
-        hdl_moe_destroy(made);
+        hdl_moe_destroy(*made);
         return status;
     }
+    (*made)->group = group;
+    (*made)->generation = newest.generation + 1;
+    moe_exchange_start_at(*made, newest.step + 1);
+    return HDL_OK;
+}
+
+enum hdl_status hdl_moe_create(struct hdl_group *group, const struct hdl_moe_opts *opts,
+                               struct hdl_moe **moe)
+{
+    struct hdl_moe *made;
+    enum hdl_status status = group_check(group);
+    if (status == HDL_OK && !moe)
+        status = base_fail(HDL_EINVAL, "hdl_moe_create: moe is NULL");
+    if (status == HDL_OK)
+        status = make(group, opts, NULL, &made);
+    if (status != HDL_OK)
+        return status;
+    /* It was accepted, so it is a valid struct of some size. */
+    status = base_option_copy("hdl_moe_opts", opts, &made->opts, sizeof(made->opts));
+    made->opts.expert_counts = made->opts.expert_ids = NULL;
     *moe = made;
+    return status;
+}
+
+/* The present map, as options give it; one block, freed by the caller. */
+static int32_t *copy_map(struct base_env *env, const struct moe_map *map)
+{
+    uint32_t total = map->first[map->ranks];
+    int32_t *copy = base_alloc(env, map->ranks + total, sizeof(int32_t));
+    for (uint32_t r = 0; copy && r < map->ranks; r++)
+        copy[r] = (int32_t)moe_map_local_experts(map, r);
+    for (uint32_t i = 0; copy && i < total; i++)
+        copy[map->ranks + i] = (int32_t)map->list[i];
+    return copy;
+}
+
+enum hdl_status hdl_moe_update(struct hdl_moe *m, const int32_t *expert_counts,
+                               const int32_t *expert_ids)
+{
+    struct hdl_moe *fresh;
+    int32_t *map = NULL;
+    enum hdl_status status = moe_exchange_check(m);
+    if (status == HDL_OK)
+        status = group_check(m->group);
+    if (status != HDL_OK)
+        return status;
+    struct hdl_moe_opts opts = m->opts;
+    opts.expert_counts = expert_counts;
+    opts.expert_ids = expert_ids;
+    if (!expert_counts) {
+        map = copy_map(m->env, &m->config.map);
+        if (!map)
+            return HDL_ENOMEM;
+        opts.expert_counts = map;
+        opts.expert_ids = map + m->config.shape.ranks;
+    }
+    status = make(m->group, &opts, m, &fresh);
+    base_free(m->env, map);
+    if (status != HDL_OK)
+        return status;
+    fresh->opts = m->opts;
+    moe_exchange_replace(m, fresh);
     return HDL_OK;
 }

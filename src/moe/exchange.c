@@ -148,6 +148,35 @@ enum hdl_status moe_exchange_create(struct base_env *env, struct moe_config *con
     return HDL_OK;
 }
 
+void moe_exchange_replace(struct hdl_moe *m, struct hdl_moe *fresh)
+{
+    struct hdl_moe old = *m;
+    uint32_t ranks = old.config.shape.ranks;
+    *m = *fresh;
+    m->id = old.id;
+    m->next = old.next;
+    m->failed_steps = old.failed_steps;
+    m->incomplete_calls = old.incomplete_calls;
+    m->stale_drops = old.stale_drops;
+    m->last_error = old.last_error;
+    memcpy(m->error, old.error, sizeof(m->error));
+    memcpy(m->wait_ns, old.wait_ns, ranks * sizeof(uint64_t));
+    memcpy(m->bytes_sent, old.bytes_sent, ranks * sizeof(uint64_t));
+    memcpy(m->bytes_received, old.bytes_received, ranks * sizeof(uint64_t));
+    if (old.peers->ops->destroy)
+        old.peers->ops->destroy(old.peers);
+    release(&old);
+    moe_config_free(old.env, &old.config);
+    base_free(old.env, fresh);
+}
+
+enum hdl_status moe_exchange_check(const struct hdl_moe *m)
+{
+    if (!m || m->magic != MOE_MAGIC)
+        return base_fail(HDL_EINVAL, "not an exchange");
+    return HDL_OK;
+}
+
 /* Does it matter to a live peer that a put has not left yet? */
 static bool all_settled(void *argument)
 {

@@ -134,10 +134,13 @@ struct hdl_moe {
     struct moe_peers *peers;
     struct moe_wire wire;
     uint64_t generation;
-    uint64_t next;      /* number of the next dispatch */
-    uint32_t local;     /* own experts */
-    uint32_t run_rows;  /* rows that one put of dispatch carries at most */
-    uint32_t give_rows; /* and one of combine */
+    uint64_t next;            /* number of the next dispatch */
+    uint64_t turn;            /* the same in this generation: lanes are used in turn */
+    struct hdl_group *group;  /* NULL in tests; for update */
+    struct hdl_moe_opts opts; /* without the map */
+    uint32_t local;           /* own experts */
+    uint32_t run_rows;        /* rows that one put of dispatch carries at most */
+    uint32_t give_rows;       /* and one of combine */
     struct moe_lane *lanes;
     /* scratch of one call */
     uint64_t *mask;                /* [mask_words] taking part */
@@ -238,6 +241,12 @@ enum hdl_status moe_exchange_create(struct base_env *env, struct moe_config *con
 
 /* For tests: the next dispatch of every lane has this step. */
 void moe_exchange_start_at(struct hdl_moe *m, uint64_t step);
+
+/* Puts what `fresh` is made of into m: lanes, peers, options; frees the rest of both. */
+void moe_exchange_replace(struct hdl_moe *m, struct hdl_moe *fresh);
+
+/* HDL_EINVAL unless it is an exchange. */
+enum hdl_status moe_exchange_check(const struct hdl_moe *m);
 
 /* Options of a call, and m->mask: the call's mask less the absent ranks, which are
  * cleared in it and counted in *lost. */

@@ -35,14 +35,18 @@ static enum hdl_status check(struct moe_peers *peers)
     return group_check(group);
 }
 
+/* Members as of creation or the last update: who was removed since is missing, who was
+ * admitted since takes part after the next one. */
 static enum moe_presence presence(struct moe_peers *peers, uint32_t rank)
 {
     struct group_peers *p = of(peers);
     if (rank == peers->self)
         return MOE_PRESENT;
-    if (group_rank_absent(p->group, rank))
-        return MOE_ABSENT;
-    return peers->base[rank] || p->remote[rank] ? MOE_PRESENT : MOE_NO_MEMBER;
+    if (!peers->base[rank] && !p->remote[rank])
+        return MOE_NO_MEMBER;
+    return group_rank_absent(p->group, rank) || !group_rank_active(p->group, rank)
+               ? MOE_ABSENT
+               : MOE_PRESENT;
 }
 
 static void ring(struct moe_peers *peers, uint32_t rank)

@@ -374,7 +374,7 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
                                    struct moe_call *call, bool fused,
                                    struct moe_lane **out)
 {
-    struct moe_lane *lane = &m->lanes[m->next % m->config.shape.lanes];
+    struct moe_lane *lane = &m->lanes[m->turn % m->config.shape.lanes];
     struct moe_header_line *line;
     bool self_masked = call->active && call->active[m->peers->self] == 0;
     if (lane->phase != MOE_IDLE)
@@ -382,6 +382,7 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
                          "step %" PRIu64 " of lane %u has not ended: %u lanes are open",
                          lane->step, lane->number, m->config.shape.lanes);
     m->next++;
+    m->turn++;
     take_half(m, lane, call, fused);
     line = moe_line(m, lane->half, m->peers->self);
     enum moe_refusal refusal = write_header(m, lane, tokens, self_masked);
