@@ -9,7 +9,8 @@ static bool before(const struct sim_event *a, const struct sim_event *b)
     return a->time != b->time ? a->time < b->time : a->order < b->order;
 }
 
-void sim_push(struct sim_world *w, int64_t time, const struct sim_event *event)
+static void insert(struct sim_world *w, int64_t time, const struct sim_event *event,
+                   bool again)
 {
     struct sim_queue *queue = &w->queue;
     if (queue->count == queue->capacity) {
@@ -24,13 +25,24 @@ void sim_push(struct sim_world *w, int64_t time, const struct sim_event *event)
     }
     struct sim_event item = *event;
     item.time = time < w->now ? w->now : time;
-    item.order = queue->order++;
+    if (!again)
+        item.order = queue->order++;
     size_t at = queue->count++;
     while (at > 0 && before(&item, &queue->heap[(at - 1) / 2])) {
         queue->heap[at] = queue->heap[(at - 1) / 2];
         at = (at - 1) / 2;
     }
     queue->heap[at] = item;
+}
+
+void sim_push(struct sim_world *w, int64_t time, const struct sim_event *event)
+{
+    insert(w, time, event, false);
+}
+
+void sim_push_again(struct sim_world *w, int64_t time, const struct sim_event *event)
+{
+    insert(w, time, event, true);
 }
 
 bool sim_pop(struct sim_world *w, struct sim_event *event)

@@ -595,7 +595,7 @@ static void handle(struct sim_world *w, const struct sim_event *event)
     if (event->kind <= EV_COORD_TICK && w->now < w->coord_stopped_until) {
         struct sim_event later = *event;
         ctl_bytes_ref(later.bytes);
-        sim_push(w, w->coord_stopped_until, &later);
+        sim_push_again(w, w->coord_stopped_until, &later);
     } else if (event->kind <= EV_COORD_TICK) {
         coord_event(w, event);
     } else if (event->kind == EV_FAULT) {

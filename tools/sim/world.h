@@ -190,6 +190,8 @@ struct sim_world {
 
 /* queue.c */
 void sim_push(struct sim_world *w, int64_t time, const struct sim_event *event);
+/* Later, but in its old place among the events of that time. */
+void sim_push_again(struct sim_world *w, int64_t time, const struct sim_event *event);
 bool sim_pop(struct sim_world *w, struct sim_event *event);
 
 /* world.c */
