@@ -62,6 +62,22 @@ static void test_membership_changes(void **state)
     }
 }
 
+/* A small group that changes all the time: hardly anybody of the first ones is left. */
+static void test_few_ranks_many_changes(void **state)
+{
+    static const unsigned faults[] = {SIM_KILL | SIM_JOIN | SIM_LEAVE, 0x3ff};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        struct sim_options options;
+        sim_defaults(&options);
+        options.ranks = 3;
+        options.capacity = 5;
+        options.ops = 20;
+        options.num_faults = 14;
+        options.faults = faults[i];
+        run(&options, 400);
+    }
+}
+
 /* Links that stay down: ranks are removed, or in manual policy operations fail on all. */
 static void test_broken_links(void **state)
 {
@@ -138,6 +154,7 @@ int main(void)
         cmocka_unit_test(test_each_fault_alone),
         cmocka_unit_test(test_all_faults_together),
         cmocka_unit_test(test_membership_changes),
+        cmocka_unit_test(test_few_ranks_many_changes),
         cmocka_unit_test(test_broken_links),
         cmocka_unit_test(test_the_coordinator_restarts),
         cmocka_unit_test(test_lost_ranks_stay_active),
