@@ -171,7 +171,7 @@ static void print_head(const struct perf_moe *p)
         "%lld experts, top %lld, hidden %lld, %s, %s, %s, %s; all ranks copy %.1f GBps\n",
         (long long)p->experts, (long long)p->topk, (long long)p->hidden, p->dtype,
         p->layout, p->routing, p->phases, p->copy_GBps);
-    printf("%-10s%6s%8s  %-12s%-12s%11s%11s%11s%11s%11s%10s%10s  %s\n", "op", "ranks",
+    printf("%-10s%6s%8s  %-20s%-12s%11s%11s%11s%11s%11s%10s%10s  %s\n", "op", "ranks",
            "tokens", "transport", "way", "min_us", "p50_us", "p99_us", "wire", "least",
            "algbw", "membw", "checked");
 }
