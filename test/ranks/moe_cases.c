@@ -363,6 +363,24 @@ static void disagree(void)
     b.format = HDL_MOE_FP8;
     differ_in("format", a, b, "0", "1");
     b = a;
+    b.combine_dtype = HDL_F16;
+    differ_in("combine_dtype", a, b, "f32", "f16");
+    b = a;
+    b.combine_wire = HDL_MOE_WIRE_FP8;
+    differ_in("combine_wire", a, b, "0", "2");
+    b = a;
+    b.align = 16;
+    differ_in("align", a, b, "1", "16");
+    b = a;
+    b.zero_padding = true;
+    differ_in("zero_padding", a, b, "0", "1");
+    b = a;
+    b.late_weights = true;
+    differ_in("late_weights", a, b, "0", "1");
+    b = a;
+    b.dp_size = 2;
+    differ_in("dp_size", a, b, "1", "2");
+    b = a;
     b.num_experts = 10; /* does not divide among 4 ranks */
     CHECK_STATUS(hdl_moe_create(self.group, self.rank == 1 ? &b : &a, &moe),
                  self.rank == 1 ? HDL_EINVAL : HDL_EPEER);
