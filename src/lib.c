@@ -41,7 +41,8 @@ static enum hdl_status check_context_opts(const struct hdl_context_opts *opts)
         (opts->num_ranks > 0 && (opts->rank < 0 || opts->rank >= opts->num_ranks)))
         return base_fail(HDL_EINVAL, "rank %d of a job of %d ranks", opts->rank,
                          opts->num_ranks);
-    if (opts->timeout_us < 0 || opts->dead_after_us < 0 || opts->grace_us < 0)
+    if (opts->timeout_us < 0 || opts->dead_after_us < 0 || opts->grace_us < 0 ||
+        opts->link_timeout_us < 0)
         return base_fail(
             HDL_EINVAL, "negative time: timeout_us %lld dead_after_us %lld grace_us %lld",
             (long long)opts->timeout_us, (long long)opts->dead_after_us,
@@ -99,6 +100,8 @@ static enum hdl_status create_host(struct hdl_context *context,
         .timeout_ns = opts->timeout_us * 1000,
         .dead_after_ns = opts->dead_after_us * 1000,
         .grace_ns = opts->grace_us * 1000,
+        .link_timeout_ns = opts->link_timeout_us * 1000,
+        .standalone = opts->standalone,
     };
     enum hdl_status status = host_create(&context->env, &host, &context->host);
     if (status == HDL_OK)

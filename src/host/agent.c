@@ -25,7 +25,8 @@ enum hdl_status host_agent_open(struct host *host, const struct host_opts *opts)
         .socket_name = host->identity.socket_name,
         /* host_create has its own deadline, with a better text. */
         .join_timeout_ns = opts->timeout_ns + BASE_NS_PER_S,
-        .dead_after_ns = opts->dead_after_ns};
+        .dead_after_ns = opts->dead_after_ns,
+        .standalone = host->standalone};
     host->agent_actions.env = host->env;
     return ctl_agent_create(host->env, &options, base_env_now(host->env), &host->agent);
 }

@@ -149,7 +149,7 @@ static enum hdl_status find_place(struct host_boot *boot, const struct host_opts
     const struct base_config *config = &boot->env->config;
     const char *exact = opts->coordinator;
     const char *directory = opts->shared_dir;
-    if (boot->num_ranks == 1)
+    if (boot->num_ranks == 1 && !opts->standalone)
         return HDL_OK;
     if (!exact && !opts->bootstrap && !directory) {
         if (config->coordinator.text[0])
@@ -194,6 +194,7 @@ enum hdl_status host_boot_find(struct base_env *env, const struct host_opts *opt
         host_boot_note_launcher(boot);
     if (status)
         return status;
+    boot->standalone = opts->standalone;
     if (boot->num_ranks < 1 || boot->rank < 0 || boot->rank >= boot->num_ranks)
         return base_fail(HDL_EINVAL, "rank %d of %d ranks", boot->rank, boot->num_ranks);
     const char *interface =

@@ -48,6 +48,7 @@ struct host_boot {
     uint32_t context; /* how many of this kind the process made before */
     uint64_t kind;    /* hash; 0 = not numbered */
     struct base_addr addr;
+    bool standalone;  /* who decides is none of the ranks, and knows nothing of them */
     bool single_host; /* the launcher says so, or the coordinator's address */
     bool has_token;
     bool derived_token;

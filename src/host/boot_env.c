@@ -246,7 +246,7 @@ void host_boot_derive_token(struct host_boot *boot)
     uint8_t number[8];
     struct base_writer writer;
     base_writer_init(&writer, number, sizeof(number));
-    base_write_u32(&writer, (uint32_t)boot->num_ranks);
+    base_write_u32(&writer, boot->standalone ? 0 : (uint32_t)boot->num_ranks);
     base_write_u32(&writer, boot->addr.port);
     const char *parts[] = {"heddle derived token", boot->addr.host,
                            variable("TORCHELASTIC_RUN_ID"), job_name(),

@@ -48,7 +48,7 @@ const struct host_identity *host_identity(const struct host *host)
 
 bool host_single_host(const struct host *host)
 {
-    return host->num_ranks == 1 ||
+    return (host->num_ranks == 1 && host->boot.mode == HOST_BOOT_ALONE) ||
            (host->boot.single_host && host->env->config.host.text[0] == 0);
 }
 
@@ -64,6 +64,9 @@ static enum hdl_status fill_options(const struct base_env *env,
         full->dead_after_ns = env->config.dead_after;
     if (full->grace_ns == 0)
         full->grace_ns = env->config.grace;
+    if (full->link_timeout_ns == 0)
+        full->link_timeout_ns = env->config.link_timeout;
+    full->standalone = full->standalone || env->config.standalone;
     if (full->dead_after_ns < DEAD_AFTER_MIN_NS)
         return base_fail(HDL_EINVAL, "dead_after is %lld us, at least 200000 are needed",
                          (long long)(full->dead_after_ns / BASE_NS_PER_US));
@@ -87,13 +90,19 @@ static enum hdl_status make_identity(struct host *host)
     return status ? status : host_local_open(host);
 }
 
+/* The coordinator lives in this process. */
+static bool has_hub(const struct host *host)
+{
+    return host->coordinator_only || (host->rank == 0 && !host->standalone);
+}
+
 /* Rank 0 listens and tells where, the others find out; both then know the token. */
 static enum hdl_status meet(struct host *host, int64_t deadline_ns, int *listen_fd)
 {
     struct host_boot *boot = &host->boot;
     if (boot->mode == HOST_BOOT_ALONE)
         return HDL_OK;
-    if (boot->rank != 0)
+    if (!has_hub(host))
         return host_boot_lookup(boot, deadline_ns, &host->candidates);
     struct sockaddr_storage address;
     enum hdl_status status = host_boot_listen(boot, listen_fd, &address);
@@ -200,12 +209,13 @@ static enum hdl_status start(struct host *host, const struct host_opts *opts,
         host_fork_close(listen_fd);
         return status;
     }
-    status = host_local_listen(host);
-    if (host->rank == 0 && status == HDL_OK)
+    if (!host->coordinator_only)
+        status = host_local_listen(host);
+    if (has_hub(host) && status == HDL_OK)
         status = host_hub_open(host, listen_fd, opts);
     else
         host_fork_close(listen_fd);
-    if (status == HDL_OK)
+    if (status == HDL_OK && !host->coordinator_only)
         status = host_agent_open(host, opts);
     if (status == HDL_OK)
         status = host_thread_start_env(host->env, "heddle-control", host_loop_run, host,
@@ -224,6 +234,9 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
     host->num_ranks = host->boot.num_ranks;
     host->env->log_rank = host->rank; /* no other thread has the environment yet */
     host->exact = host->boot.mode == HOST_BOOT_EXACT;
+    if (host->standalone && !host->exact && host->boot.mode != HOST_BOOT_ALONE)
+        return base_fail(HDL_EINVAL, "a coordinator of its own needs its address: set "
+                                     "HEDDLE_COORDINATOR");
     status = make_identity(host);
     if (status == HDL_OK)
         status = meet(host, deadline_ns, &listen_fd);
@@ -233,7 +246,7 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
     }
     make_key(host);
     status = start(host, opts, listen_fd);
-    if (status == HDL_OK)
+    if (status == HDL_OK && !host->coordinator_only)
         status = wait_joined(host, deadline_ns, opts->timeout_ns);
     return status;
 }
@@ -281,6 +294,8 @@ enum hdl_status host_create(struct base_env *env, const struct host_opts *opts,
     host->env = env;
     host->generation = host_fork_generation();
     host->handshake_ns = HANDSHAKE_NS;
+    host->standalone = full.standalone;
+    host->coordinator_only = full.coordinator_only;
     host->local_fd = -1;
     host->leave_command.run = host_leave_begin;
     (void)pthread_mutex_init(&host->command_lock, NULL);

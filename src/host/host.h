@@ -49,6 +49,9 @@ struct host_opts {
     int64_t timeout_ns;
     int64_t dead_after_ns;
     int64_t grace_ns;
+    int64_t link_timeout_ns; /* 0 = HEDDLE_LINK_TIMEOUT */
+    bool standalone; /* the coordinator is a process of its own, at an exact address */
+    bool coordinator_only; /* this is that process: no rank, no groups */
 };
 
 /*

@@ -281,8 +281,9 @@ enum hdl_status host_hub_open(struct host *host, int listen_fd,
     struct ctl_coordinator_options options = {.num_ranks = (uint32_t)host->num_ranks,
                                               .dead_after_ns = opts->dead_after_ns,
                                               .grace_ns = opts->grace_ns,
-                                              .link_timeout_ns =
-                                                  host->env->config.link_timeout};
+                                              .link_timeout_ns = opts->link_timeout_ns,
+                                              .standalone = host->coordinator_only,
+                                              .restarted = host->coordinator_only};
     struct host_hub *hub = base_alloc(host->env, 1, sizeof(*hub));
     if (!hub) {
         host_fork_close(listen_fd);

@@ -64,6 +64,8 @@ struct host {
     uint8_t key[HOST_KEY_BYTES];
     int64_t handshake_ns;
     bool exact; /* one coordinator address, and nobody else may live there */
+    bool coordinator_only;
+    bool standalone;
 
     /* Control thread. */
     struct host_thread *thread;

@@ -51,6 +51,10 @@ void host_leave_check(struct host *host)
     if (!host->leaving || host->stopped)
         return;
     if (!host->goodbye_fed) {
+        if (host->coordinator_only) {
+            host_loop_stop(host);
+            return;
+        }
         if (host_hub_num_live(host) > 1 && !limit_over(host))
             return;
         if (atomic_load(&host->exiting)) {
