@@ -15,6 +15,7 @@ int command_perf(int argc, char **argv);
 bool command_perf_is_moe(int argc, char **argv);
 int command_perf_moe(int argc, char **argv);
 int command_info(int argc, char **argv);
+int command_chaos(int argc, char **argv);
 int command_coordinator(int argc, char **argv);
 int command_sim(int argc, char **argv);
 

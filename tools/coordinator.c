@@ -12,8 +12,10 @@
 #include "tools/options.h"
 
 static const char *const more =
-    "Ranks find it by HEDDLE_COORDINATOR=HOST:PORT and HEDDLE_STANDALONE=1, and know its\n"
-    "token by HEDDLE_TOKEN or HEDDLE_TOKEN_FILE. It survives every rank. Started again at\n"
+    "Ranks find it by HEDDLE_COORDINATOR=HOST:PORT and HEDDLE_STANDALONE=1, and know "
+    "its\n"
+    "token by HEDDLE_TOKEN or HEDDLE_TOKEN_FILE. It survives every rank. Started again "
+    "at\n"
     "the same address, it takes the groups over from the ranks, whose operations go on\n"
     "meanwhile. It ends with SIGINT or SIGTERM.";
 

@@ -1,0 +1,354 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `heddle chaos`: real processes under random losses, stops, removals and replacements.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "tools/commands.h"
+#include "tools/crew.h"
+#include "tools/options.h"
+
+enum { OPS = 1 << 16, TIMES_MAX = 4096 };
+
+enum event { KILL, EXIT, EVICT, STOP, KILL_TWO, RESTART, EVENTS };
+static const char *const event_names[] = {
+    [KILL] = "kill", [EXIT] = "exit",         [EVICT] = "remove",
+    [STOP] = "stop", [KILL_TWO] = "kill two", [RESTART] = "restart coordinator"};
+
+struct times {
+    double ms[TIMES_MAX];
+    size_t count;
+};
+
+struct chaos {
+    struct crew crew;
+    uint64_t rng, begun_ns, compared;
+    struct crew_record *ops; /* [OPS] first record of each operation */
+    uint64_t victims;        /* of the running event */
+    int64_t event_ns, noticed_ns;
+    struct times noticed[EVENTS], agreed[EVENTS], whole[EVENTS];
+};
+
+static bool is_doomed(const struct crew *crew, const struct crew_record *r)
+{
+    const struct crew_rank *rank = &crew->rank[r->rank];
+    return rank->serial != r->serial || rank->doomed;
+}
+
+/* All ranks whose results count have the same result of an operation. */
+static void compare(struct chaos *chaos, const struct crew_record *r)
+{
+    struct crew_record *first = &chaos->ops[r->op.number % OPS];
+    if (is_doomed(&chaos->crew, r))
+        return;
+    if (first->what == 0 || first->op.number != r->op.number ||
+        is_doomed(&chaos->crew, first)) {
+        *first = *r;
+        return;
+    }
+    chaos->compared++;
+    /* In a mapped operation with a root a rank may have returned before the death of one
+     * that owed it nothing: the bytes agree, the failed set may not. */
+    bool rooted = r->op.kind == CREW_BROADCAST && r->status >= 0 && first->status >= 0;
+    bool same = first->status == r->status && first->op.failed == r->op.failed;
+    if (!(same || rooted) || first->op.kind != r->op.kind ||
+        first->op.took_part != r->op.took_part ||
+        first->op.took_part_2 != r->op.took_part_2 ||
+        first->op.boundary != r->op.boundary || first->op.hash != r->op.hash)
+        crew_problem(
+            &chaos->crew,
+            "operation %lu kind %u: rank %u has %s failed %lx ranks %lx %lx at %lu, "
+            "rank %u %s %lx %lx %lx %lu",
+            (unsigned long)r->op.number, r->op.kind, first->rank,
+            hdl_status_name((enum hdl_status)first->status),
+            (unsigned long)first->op.failed, (unsigned long)first->op.took_part,
+            (unsigned long)first->op.took_part_2, (unsigned long)first->op.boundary,
+            r->rank, hdl_status_name((enum hdl_status)r->status),
+            (unsigned long)r->op.failed, (unsigned long)r->op.took_part,
+            (unsigned long)r->op.took_part_2, (unsigned long)r->op.boundary);
+}
+
+static void on_record(struct crew *crew, const struct crew_record *r)
+{
+    struct chaos *chaos = crew->user;
+    if (r->what != CREW_OP)
+        return;
+    compare(chaos, r);
+    bool lacks = r->op.took_part_2 && !(r->op.took_part_2 & chaos->victims);
+    if (chaos->victims && !chaos->noticed_ns && !is_doomed(crew, r) &&
+        (lacks || (r->op.failed & chaos->victims)))
+        chaos->noticed_ns = r->time_ns;
+}
+
+static bool lack_victims(struct crew *crew, void *argument)
+{
+    struct chaos *chaos = argument;
+    uint64_t members = crew_members(crew);
+    for (int i = 0; i < crew->opts.ranks; i++)
+        if ((members >> i & 1) && (crew->rank[i].sees & chaos->victims))
+            return false;
+    return members != 0;
+}
+
+static bool are_ready(struct crew *crew, void *argument)
+{
+    struct chaos *chaos = argument;
+    for (int i = 0; i < crew->opts.ranks; i++)
+        if ((chaos->victims >> i & 1) && !crew->rank[i].ready)
+            return false;
+    return true;
+}
+
+static bool is_whole(struct crew *crew, void *argument)
+{
+    (void)argument;
+    uint64_t all = (UINT64_C(1) << crew->opts.ranks) - 1;
+    for (int i = 0; i < crew->opts.ranks; i++)
+        if (crew->rank[i].sees != all || !crew->rank[i].member || crew->rank[i].doomed)
+            return false;
+    return true;
+}
+
+static bool have_gone(struct crew *crew, void *argument)
+{
+    struct chaos *chaos = argument;
+    for (int i = 0; i < crew->opts.ranks; i++)
+        if ((chaos->victims >> i & 1) && crew->rank[i].pid)
+            return false;
+    return true;
+}
+
+static uint64_t draw(struct chaos *chaos, uint64_t n)
+{
+    return base_splitmix_below(&chaos->rng, n);
+}
+
+static void note(struct times *times, int64_t from_ns, int64_t to_ns)
+{
+    if (times->count < TIMES_MAX)
+        times->ms[times->count++] = (double)(to_ns - from_ns) / 1e6;
+}
+
+static bool wait_for(struct chaos *chaos, const char *what,
+                     bool (*test)(struct crew *, void *), int64_t timeout_ns)
+{
+    if (crew_until(&chaos->crew, test, chaos, timeout_ns))
+        return true;
+    crew_problem(&chaos->crew, "%s did not come about in %lld ms", what,
+                 (long long)(timeout_ns / BASE_NS_PER_MS));
+    return false;
+}
+
+static void strike(struct chaos *chaos, enum event event, int victim)
+{
+    struct crew *crew = &chaos->crew;
+    char line[32];
+    snprintf(line, sizeof(line), "evict %d", victim);
+    switch (event) {
+    case EXIT:
+        crew_command(crew, victim, "exit");
+        crew->rank[victim].doomed = true;
+        crew->rank[victim].member = false;
+        break;
+    case EVICT:
+        crew_command(crew, crew_speaker(crew, draw(chaos, 2) ? victim : -1), line);
+        break;
+    case STOP:
+        crew_kill(crew, victim, SIGSTOP);
+        break;
+    default:
+        crew_kill(crew, victim, SIGKILL);
+    }
+}
+
+static int victim_of(struct chaos *chaos, uint64_t except)
+{
+    int low = chaos->crew.opts.coordinator_in_rank0 ? 1 : 0;
+    for (;;) {
+        int r = low + (int)draw(chaos, (uint64_t)(chaos->crew.opts.ranks - low));
+        if (!(except >> r & 1))
+            return r;
+    }
+}
+
+/* New processes, or the old ones, come back, and everybody takes part again. */
+static bool make_whole(struct chaos *chaos, enum event event)
+{
+    struct crew *crew = &chaos->crew;
+    char line[32];
+    if (event == KILL || event == KILL_TWO || event == EXIT) {
+        if (!wait_for(chaos, "the end of the killed", have_gone, 5 * BASE_NS_PER_S))
+            return false;
+        for (int i = 0; i < crew->opts.ranks; i++)
+            if ((chaos->victims >> i & 1) && !crew_spawn(crew, i, true))
+                return false;
+    }
+    if (event == STOP)
+        crew_kill(crew, __builtin_ctzll(chaos->victims), SIGCONT);
+    if (!wait_for(chaos, "readiness to join", are_ready, 15 * BASE_NS_PER_S))
+        return false;
+    for (int i = 0; i < crew->opts.ranks; i++) {
+        snprintf(line, sizeof(line), "admit %d", i);
+        if (chaos->victims >> i & 1)
+            crew_command(crew, crew_speaker(crew, -1), line);
+    }
+    return wait_for(chaos, "the whole group", is_whole, 15 * BASE_NS_PER_S);
+}
+
+static bool run_event(struct chaos *chaos, enum event event)
+{
+    struct crew *crew = &chaos->crew;
+    int64_t dead_after_ns = crew->opts.dead_after_us * 1000;
+    chaos->noticed_ns = 0;
+    chaos->event_ns = base_now_ns();
+    if (event == RESTART) {
+        if (!crew_restart_coordinator(crew))
+            return false;
+        return crew_until(crew, NULL, NULL, dead_after_ns + 500 * BASE_NS_PER_MS);
+    }
+    int victim = victim_of(chaos, 0);
+    uint64_t victims = UINT64_C(1) << victim;
+    if (event == KILL_TWO)
+        victims |= UINT64_C(1) << victim_of(chaos, victims);
+    chaos->victims = victims;
+    for (int i = 0; i < crew->opts.ranks; i++)
+        if (victims >> i & 1)
+            strike(chaos, event, i);
+    int64_t limit = 6 * BASE_NS_PER_S + (event == STOP ? dead_after_ns : 0);
+    if (!wait_for(chaos, "operations without the lost", lack_victims, limit))
+        return false;
+    int64_t agreed = base_now_ns();
+    note(&chaos->noticed[event], chaos->event_ns,
+         chaos->noticed_ns ? chaos->noticed_ns : agreed);
+    note(&chaos->agreed[event], chaos->event_ns, agreed);
+    if (!make_whole(chaos, event))
+        return false;
+    int64_t whole = base_now_ns();
+    note(&chaos->whole[event], agreed, whole);
+    printf(
+        "%8.2f s  %-10s ranks %-4lx noticed %7.1f ms  all without %7.1f ms  whole again "
+        "%7.1f ms\n",
+        (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9, event_names[event],
+        (unsigned long)victims,
+        (double)((chaos->noticed_ns ? chaos->noticed_ns : agreed) - chaos->event_ns) /
+            1e6,
+        (double)(agreed - chaos->event_ns) / 1e6,
+        (double)(whole - chaos->event_ns) / 1e6);
+    (void)fflush(stdout);
+    chaos->victims = 0;
+    return true;
+}
+
+static enum event draw_event(struct chaos *chaos)
+{
+    static const enum event often[] = {KILL,  KILL, KILL,     EXIT,   EVICT,
+                                       EVICT, STOP, KILL_TWO, RESTART};
+    for (;;) {
+        enum event event = often[draw(chaos, sizeof(often) / sizeof(often[0]))];
+        if (event == KILL_TWO && chaos->crew.opts.ranks < 4)
+            continue;
+        if (event == RESTART && chaos->crew.opts.coordinator_in_rank0)
+            continue;
+        return event;
+    }
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void show(const char *what, const char *event, struct times *times)
+{
+    if (times->count == 0)
+        return;
+    qsort(times->ms, times->count, sizeof(double), by_value);
+    printf("%-10s %-12s n %4zu  median %8.1f ms  p90 %8.1f ms  worst %8.1f ms\n", event,
+           what, times->count, times->ms[times->count / 2],
+           times->ms[times->count * 9 / 10], times->ms[times->count - 1]);
+}
+
+static int run_chaos(struct chaos *chaos, int64_t seconds_us)
+{
+    struct crew *crew = &chaos->crew;
+    int64_t until = base_now_ns() + seconds_us * 1000;
+    chaos->begun_ns = (uint64_t)base_now_ns();
+    bool good = crew_start(crew);
+    while (good && base_now_ns() < until) {
+        int64_t pause = (int64_t)(20 + draw(chaos, 300)) * BASE_NS_PER_MS;
+        good = crew_until(crew, NULL, NULL, pause) && run_event(chaos, draw_event(chaos));
+    }
+    good = crew_stop(crew) && good && crew->wrong == 0;
+    for (int e = 0; e < EVENTS; e++) {
+        show("noticed", event_names[e], &chaos->noticed[e]);
+        show("all without", event_names[e], &chaos->agreed[e]);
+        show("whole after", event_names[e], &chaos->whole[e]);
+    }
+    printf("seed %lu: %lu records, %lu results compared between ranks: %s\n",
+           (unsigned long)crew->opts.seed, (unsigned long)crew->records,
+           (unsigned long)chaos->compared, good ? "all right" : crew->problem);
+    return good ? TOOL_OK : TOOL_FAILED;
+}
+
+int command_chaos(int argc, char **argv)
+{
+    int64_t ranks = 4, seconds_us = 10000000, seed = 1, dead_after_us = 1000000;
+    const char *transport = "auto", *coordinator = "own", *defect = NULL;
+    bool as_rank = false;
+    const struct tool_option options[] = {
+        {'n', "ranks", TOOL_INT, &ranks, 2, "N", "ranks, 2 to 15 (default 4)"},
+        {0, "seconds", TOOL_SECONDS, &seconds_us, 0, "S", "how long (default 10)"},
+        {0, "seed", TOOL_INT, &seed, 0, "X", "of the events and operations (default 1)"},
+        {0, "transport", TOOL_TEXT, &transport, 0, "T", "auto, shm, fabric or mixed"},
+        {0, "dead-after", TOOL_SECONDS, &dead_after_us, 0, "S",
+         "silence after which a stopped rank is removed (default 1)"},
+        {0, "coordinator", TOOL_TEXT, &coordinator, 0, "own|rank0",
+         "a process of its own (default), or rank 0, which is then spared"},
+        {0, "defect", TOOL_TEXT, &defect, 0, "D", "plant one: byte"},
+        {0, "rank", TOOL_FLAG, &as_rank, 0, NULL, NULL},
+    };
+    const struct tool_usage usage = {
+        "heddle chaos [options]",
+        "Kills, stops, removes and replaces ranks that check every result.", options,
+        sizeof(options) / sizeof(options[0]),
+        "Every operation's result is compared between all ranks that live on, and with "
+        "what\n"
+        "the committed views allow. Exit code 1 on a wrong byte, a hang or a bad end."};
+    int first;
+    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
+    if (parsed != TOOL_PARSED)
+        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    if (as_rank)
+        return crew_rank_main();
+    if (ranks > CREW_RANKS_MAX || first < argc)
+        return tool_usage_error("chaos takes 2 to %d ranks and no other arguments",
+                                CREW_RANKS_MAX);
+    struct chaos *chaos = calloc(1, sizeof(*chaos));
+    struct crew_record *ops = calloc(OPS, sizeof(*ops));
+    int code = TOOL_FAILED;
+    if (chaos && ops) {
+        chaos->ops = ops;
+        chaos->rng = (uint64_t)seed;
+        chaos->crew.on_record = on_record;
+        chaos->crew.user = chaos;
+        chaos->crew.opts =
+            (struct crew_opts){.ranks = (int)ranks,
+                               .transport = transport,
+                               .mode = "mix",
+                               .pause_us = 200,
+                               .dead_after_us = dead_after_us,
+                               .seed = (uint64_t)seed,
+                               .coordinator_in_rank0 = strcmp(coordinator, "rank0") == 0,
+                               .defect = defect};
+        code = run_chaos(chaos, seconds_us);
+    }
+    free(chaos);
+    free(ops);
+    return code;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Ranks under the eyes of a supervisor: for `heddle chaos` and `heddle perf recovery`. */
+#ifndef TOOLS_CREW_H
+#define TOOLS_CREW_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+/*
+ * The supervisor starts a coordinator of its own and one process per rank (this program
+ * again). A rank loops over operations and writes one record for each; commands come to
+ * it as lines.
+ *
+ *     supervisor --lines: evict R, admit R, stop--> rank
+ *                <--records---------------------- rank
+ */
+enum { CREW_RANKS_MAX = 15, CREW_TEXT = 104 };
+
+enum crew_what {
+    CREW_OP = 1, /* one operation has ended */
+    CREW_SAY,    /* text: "ready", "joined", "removed", "fenced", "done ..." */
+    CREW_WRONG   /* text: a result is wrong, or a call failed that must not */
+};
+
+/* Kinds of operations whose results follow other rules. */
+enum { CREW_BROADCAST = 3 };
+
+struct crew_record {
+    uint32_t what;
+    uint32_t rank;
+    uint32_t serial; /* of the process, counted by the supervisor */
+    int32_t status;
+    int64_t time_ns; /* base_now_ns when it ended */
+    union {
+        struct {
+            uint64_t number;
+            uint32_t kind;
+            uint32_t reserved;
+            uint64_t failed;      /* mask */
+            uint64_t took_part;   /* mask of the ranks in the first element */
+            uint64_t took_part_2; /* in the last one */
+            uint64_t boundary;    /* elements with the first mask */
+            uint64_t hash;        /* of all bytes */
+            int64_t gap_ns;       /* since the end of the operation before */
+        } op;
+        char text[CREW_TEXT];
+    };
+};
+
+struct crew_opts {
+    int ranks;
+    const char *transport; /* auto, shm, fabric, mixed */
+    const char *mode;      /* "mix": all kinds; "4k", "8b": all_reduce only */
+    int64_t pause_us;      /* between operations */
+    int64_t dead_after_us;
+    uint64_t seed;
+    bool coordinator_in_rank0;
+    const char *defect; /* planted; NULL = none */
+};
+
+struct crew_rank {
+    pid_t pid; /* 0 = no process */
+    uint32_t serial;
+    int command_fd, record_fd;
+    bool doomed; /* killed or stopped: its results do not count */
+    bool member; /* said "joined", or a founder */
+    bool ready, removed, fenced, ended;
+    int exit_code;
+    uint64_t last_op;
+    uint64_t sees; /* ranks in its newest operation */
+    int64_t last_ns;
+};
+
+struct crew {
+    struct crew_opts opts;
+    pid_t coordinator;
+    char address[32], token[65];
+    uint32_t next_serial;
+    struct crew_rank rank[CREW_RANKS_MAX];
+    uint64_t records, wrong;
+    char problem[256]; /* the first */
+    void (*on_record)(struct crew *crew, const struct crew_record *record);
+    void *user;
+};
+
+/* Coordinator and founders; false with crew->problem. */
+bool crew_start(struct crew *crew);
+bool crew_spawn(struct crew *crew, int rank, bool join);
+void crew_command(struct crew *crew, int rank, const char *line);
+void crew_kill(struct crew *crew, int rank, int signal);
+/* Takes records until test() is true; false at the deadline. */
+bool crew_until(struct crew *crew, bool (*test)(struct crew *crew, void *argument),
+                void *argument, int64_t timeout_ns);
+bool crew_restart_coordinator(struct crew *crew);
+/* All leave; false if one does not end well. */
+bool crew_stop(struct crew *crew);
+/* Lowest rank that is a member and counts, but `not`; -1 = none. */
+int crew_speaker(const struct crew *crew, int not_this);
+uint64_t crew_members(const struct crew *crew);
+void crew_problem(struct crew *crew, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* The rank's part; returns its exit code. */
+int crew_rank_main(void);
+
+#endif

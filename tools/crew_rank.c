@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A rank of the crew: loops over operations, checks every result, obeys commands. */
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "heddle.h"
+#include "tools/crew.h"
+
+/*
+ * Elements come in pairs: a bit for each rank that took part, and a number that only the
+ * ranks of this operation can have made. So a missing, stale or foreign contribution
+ * shows.
+ *
+ *     even  1 << 4 * rank          odd  number * (rank + 1) + i
+ */
+enum kind {
+    ALLREDUCE_8B,
+    ALLREDUCE_4K,
+    ALLREDUCE_1M,
+    BROADCAST,
+    ALLGATHER,
+    BARRIER,
+    KINDS
+};
+enum { RECORD_FD = 3, PAIRS_MAX = 65536 };
+
+static struct {
+    struct hdl_context *context;
+    struct hdl_group *group;
+    int rank, ranks;
+    uint32_t serial;
+    uint64_t seed;
+    bool mix;
+    const char *mode, *defect;
+    int64_t pause_us;
+    int64_t before_ns;
+    volatile bool stop, quit;
+    int64_t src[2 * PAIRS_MAX], dst[2 * PAIRS_MAX];
+} self;
+
+static void emit(struct crew_record *record)
+{
+    record->rank = (uint32_t)self.rank;
+    record->serial = self.serial;
+    record->time_ns = base_now_ns();
+    const char *at = (const char *)record;
+    size_t left = sizeof(*record);
+    while (left > 0) {
+        ssize_t n = write(RECORD_FD, at, left);
+        if (n < 0 && errno != EINTR)
+            _exit(9); /* the supervisor is gone */
+        if (n > 0) {
+            at += n;
+            left -= (size_t)n;
+        }
+    }
+}
+
+static void __attribute__((format(printf, 2, 3)))
+say(enum crew_what what, const char *format, ...)
+{
+    struct crew_record record = {.what = what};
+    va_list args;
+    va_start(args, format);
+    vsnprintf(record.text, sizeof(record.text), format, args);
+    va_end(args);
+    emit(&record);
+}
+
+static uint64_t mix64(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return x ^ (x >> 31);
+}
+
+static enum kind kind_of(uint64_t number)
+{
+    if (strcmp(self.mode, "8b") == 0)
+        return ALLREDUCE_8B;
+    if (!self.mix)
+        return ALLREDUCE_4K;
+    return (enum kind)(mix64(number ^ self.seed) % KINDS);
+}
+
+static size_t pairs_of(enum kind kind)
+{
+    switch (kind) {
+    case ALLREDUCE_1M:
+        return PAIRS_MAX;
+    case ALLREDUCE_4K:
+    case BROADCAST:
+        return 256;
+    default:
+        return 1;
+    }
+}
+
+static void fill(uint64_t number, size_t pairs)
+{
+    for (size_t i = 0; i < pairs; i++) {
+        self.src[2 * i] = INT64_C(1) << (4 * self.rank);
+        self.src[2 * i + 1] = (int64_t)number * (self.rank + 1) + (int64_t)i;
+    }
+    /* A gathered result is longer, and short. */
+    memset(self.dst, 0xff, 2 * sizeof(int64_t) * (pairs > 1 ? pairs : CREW_RANKS_MAX));
+}
+
+/* The ranks whose contributions are in a pair of sums; UINT64_MAX if it is none. */
+static uint64_t ranks_in(const int64_t *pair, uint64_t number, size_t i)
+{
+    uint64_t mask = 0;
+    int64_t sum = 0, bits = 0;
+    for (int r = 0; r < self.ranks; r++) {
+        if (!(pair[0] >> (4 * r) & 1))
+            continue;
+        mask |= UINT64_C(1) << r;
+        bits |= INT64_C(1) << (4 * r);
+        sum += (int64_t)number * (r + 1) + (int64_t)i;
+    }
+    return bits == pair[0] && sum == pair[1] ? mask : UINT64_MAX;
+}
+
+static bool untouched(const int64_t *data, size_t words)
+{
+    for (size_t i = 0; i < words; i++)
+        if (data[i] != -1)
+            return false;
+    return true;
+}
+
+static bool read_sums(struct crew_record *r, size_t pairs)
+{
+    r->op.took_part = ranks_in(self.dst, r->op.number, 0);
+    size_t i = 0;
+    while (i < pairs && ranks_in(self.dst + 2 * i, r->op.number, i) == r->op.took_part)
+        i++;
+    r->op.boundary = i;
+    r->op.took_part_2 =
+        i < pairs ? ranks_in(self.dst + 2 * i, r->op.number, i) : r->op.took_part;
+    for (; i < pairs; i++)
+        if (ranks_in(self.dst + 2 * i, r->op.number, i) != r->op.took_part_2)
+            return false;
+    return r->op.took_part != UINT64_MAX && r->op.took_part_2 != UINT64_MAX;
+}
+
+static bool read_blocks(struct crew_record *r)
+{
+    for (int k = 0; k < self.ranks; k++) {
+        const int64_t *pair = self.dst + 2 * k;
+        if (untouched(pair, 2))
+            continue;
+        if (ranks_in(pair, r->op.number, 0) != UINT64_C(1) << k)
+            return false;
+        r->op.took_part |= UINT64_C(1) << k;
+    }
+    r->op.took_part_2 = r->op.took_part;
+    return true;
+}
+
+/* All or a prefix of the root's data; what follows is untouched. */
+static bool read_root(struct crew_record *r, int root, size_t pairs)
+{
+    size_t i = 0;
+    while (i < pairs && ranks_in(self.dst + 2 * i, r->op.number, i) == UINT64_C(1)
+                                                                           << root)
+        i++;
+    r->op.boundary = i;
+    r->op.took_part = r->op.took_part_2 = 0;
+    return untouched(self.dst + 2 * i, 2 * (pairs - i)) &&
+           (r->status != HDL_OK || i == pairs);
+}
+
+static uint64_t active_now(void)
+{
+    uint64_t active = 0;
+    struct hdl_view view = {.mask_words = 1, .active = &active};
+    return hdl_group_view(self.group, &view) == HDL_OK ? active : 0;
+}
+
+/* What the history of views allows. */
+static bool fits_views(const struct crew_record *r, uint64_t before, uint64_t after)
+{
+    uint64_t both = before & after, any = before | after;
+    if (r->op.kind == BROADCAST || r->op.kind == BARRIER)
+        return true;
+    if (r->op.took_part_2 & ~any & ~r->op.failed)
+        return false;
+    return ((both & ~r->op.took_part_2) & ~r->op.failed) == 0;
+}
+
+static enum hdl_status call(enum kind kind, size_t pairs, int root)
+{
+    switch (kind) {
+    case BROADCAST:
+        return hdl_broadcast(self.group, self.src, self.dst, 2 * pairs, HDL_I64, root,
+                             NULL, NULL);
+    case ALLGATHER:
+        return hdl_allgather(self.group, self.src, self.dst, 2, HDL_I64, NULL, NULL);
+    case BARRIER:
+        return hdl_barrier(self.group, NULL, NULL);
+    default:
+        return hdl_allreduce(self.group, self.src, self.dst, 2 * pairs, HDL_I64, HDL_SUM,
+                             NULL, NULL);
+    }
+}
+
+static bool read_result(struct crew_record *r, size_t pairs, int root)
+{
+    switch ((enum kind)r->op.kind) {
+    case BARRIER:
+        return true;
+    case BROADCAST:
+        return read_root(r, root, pairs);
+    case ALLGATHER:
+        return read_blocks(r);
+    default:
+        return read_sums(r, pairs);
+    }
+}
+
+/* Each sends to the next of those who took part and receives from the one before. */
+static void exchange(const struct crew_record *r)
+{
+    int next = self.rank, before = self.rank;
+    do
+        next = (next + 1) % self.ranks;
+    while (!(r->op.took_part_2 >> next & 1));
+    do
+        before = (before + self.ranks - 1) % self.ranks;
+    while (!(r->op.took_part_2 >> before & 1));
+    if (next == self.rank)
+        return;
+    int64_t out[2] = {self.rank, (int64_t)r->op.number}, in[2] = {-1, -1};
+    int tag = (int)(r->op.number % 1000000);
+    struct hdl_op *op;
+    enum hdl_status sent = hdl_send(self.group, out, 2, HDL_I64, next, tag, NULL, &op);
+    if (sent == HDL_OK) {
+        enum hdl_status got =
+            hdl_recv(self.group, in, 2, HDL_I64, before, tag, NULL, NULL);
+        sent = hdl_op_wait(op, HDL_FOREVER);
+        hdl_op_free(op);
+        if (got == HDL_OK && (in[0] != before || in[1] != out[1]))
+            say(CREW_WRONG, "message of operation %ld from rank %d is %ld of %ld",
+                (long)out[1], before, (long)in[0], (long)in[1]);
+    }
+}
+
+/* HDL_OK, or why the loop cannot go on as it is. */
+static enum hdl_status one(void)
+{
+    struct crew_record r = {.what = CREW_OP};
+    r.op.number = hdl_group_next(self.group);
+    enum kind kind = kind_of(r.op.number);
+    r.op.kind = kind;
+    size_t pairs = pairs_of(kind);
+    int root = (int)(mix64(r.op.number * 7 + self.seed) % (uint64_t)self.ranks);
+    fill(r.op.number, pairs);
+    uint64_t before = active_now();
+    enum hdl_status status = call(kind, pairs, root);
+    r.status = status;
+    (void)hdl_last_failed(&r.op.failed, 1);
+    uint64_t after = active_now();
+    if (status < 0 && status != HDL_EPEER)
+        return status;
+    if (self.defect && strcmp(self.defect, "byte") == 0 && r.op.number == 500 &&
+        self.rank == 1 && pairs > 0 && kind != BARRIER)
+        self.dst[1] ^= 4;
+    int64_t now = base_now_ns();
+    r.op.gap_ns = self.before_ns ? now - self.before_ns : 0;
+    self.before_ns = now;
+    if (!read_result(&r, pairs, root))
+        say(CREW_WRONG, "operation %lu kind %d: %s: wrong bytes, pair 0 is %lx %lx",
+            (unsigned long)r.op.number, kind, hdl_status_name(status),
+            (unsigned long)self.dst[0], (unsigned long)self.dst[1]);
+    else if (!fits_views(&r, before, after))
+        say(CREW_WRONG, "operation %lu kind %d: ranks %lx, failed %lx, views %lx and %lx",
+            (unsigned long)r.op.number, kind, (unsigned long)r.op.took_part_2,
+            (unsigned long)r.op.failed, (unsigned long)before, (unsigned long)after);
+    size_t words = 2 * (kind == ALLGATHER ? (size_t)self.ranks : pairs);
+    for (size_t i = 0; i < words && kind != BARRIER; i++)
+        r.op.hash = mix64(r.op.hash ^ (uint64_t)self.dst[i]);
+    emit(&r);
+    if (self.mix && kind == ALLREDUCE_8B && r.op.took_part_2 >> self.rank & 1)
+        exchange(&r);
+    return HDL_OK;
+}
+
+static void join_again(const char *why)
+{
+    uint64_t first = 0;
+    say(CREW_SAY, "%s", why);
+    enum hdl_status status;
+    do
+        status = hdl_group_join(self.group, 2000000, &first);
+    while ((status == HDL_ETIMEDOUT || status == HDL_EINVAL || status == HDL_EPEER) &&
+           !self.stop);
+    if (status == HDL_OK)
+        say(CREW_SAY, "joined %lu", (unsigned long)first);
+    else if (!self.stop)
+        say(CREW_WRONG, "join: %s: %.80s", hdl_status_name(status), hdl_error_detail());
+    self.before_ns = 0;
+}
+
+/* Commands, which block, have a thread of their own. */
+static void *obey(void *argument)
+{
+    char line[64];
+    (void)argument;
+    while (fgets(line, sizeof(line), stdin)) {
+        int32_t rank = -1;
+        enum hdl_status status = HDL_OK;
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "evict %d", &rank) == 1)
+            status = hdl_group_evict(self.group, &rank, 1, 5000000);
+        else if (sscanf(line, "admit %d", &rank) == 1)
+            status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
+        else if (strcmp(line, "exit") == 0)
+            _exit(0);
+        else if (strcmp(line, "stop") == 0)
+            self.stop = true;
+        say(CREW_SAY, "done %s %s", line, hdl_status_name(status));
+    }
+    self.stop = true;
+    return NULL;
+}
+
+static int64_t number_of(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
+static bool enter(void)
+{
+    enum hdl_status status;
+    int64_t until = base_now_ns() + 20 * BASE_NS_PER_S;
+    struct hdl_context_opts opts = {.size = sizeof(opts),
+                                    .rank = self.rank,
+                                    .num_ranks = self.ranks,
+                                    .dead_after_us = number_of("CREW_DEAD_AFTER")};
+    do
+        status = hdl_context_create(&opts, &self.context);
+    while (status == HDL_EINVAL && base_now_ns() < until);
+    struct hdl_group_opts group = {.size = sizeof(group),
+                                   .join = number_of("CREW_JOIN") != 0};
+    if (status == HDL_OK)
+        do
+            status = hdl_group_create(self.context, &group, &self.group);
+        while (status == HDL_EINVAL && group.join && base_now_ns() < until);
+    if (status != HDL_OK)
+        say(CREW_WRONG, "start: %s: %.80s", hdl_status_name(status), hdl_error_detail());
+    return status == HDL_OK;
+}
+
+static bool step_over(enum hdl_status status)
+{
+    if (status == HDL_ENOTMEMBER)
+        join_again("removed");
+    else if (status == HDL_EFENCED)
+        join_again("fenced");
+    else
+        say(status == HDL_ECOORD ? CREW_SAY : CREW_WRONG, "loop ended: %s: %.70s",
+            hdl_status_name(status), hdl_error_detail());
+    return status == HDL_ENOTMEMBER || status == HDL_EFENCED;
+}
+
+int crew_rank_main(void)
+{
+    self.rank = (int)number_of("RANK");
+    self.ranks = (int)number_of("WORLD_SIZE");
+    self.serial = (uint32_t)number_of("CREW_SERIAL");
+    self.seed = (uint64_t)number_of("CREW_SEED");
+    self.pause_us = number_of("CREW_PAUSE");
+    self.mode = getenv("CREW_MODE") ? getenv("CREW_MODE") : "mix";
+    self.defect = getenv("CREW_DEFECT");
+    self.mix = strcmp(self.mode, "mix") == 0;
+    if (!enter())
+        return 1;
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, obey, NULL) != 0)
+        return 1;
+    if (number_of("CREW_JOIN"))
+        join_again("ready");
+    else
+        say(CREW_SAY, "joined 1");
+    while (!self.stop) {
+        enum hdl_status status = one();
+        if (status != HDL_OK && !step_over(status))
+            break;
+        if (self.pause_us)
+            usleep((useconds_t)self.pause_us);
+    }
+    hdl_group_destroy(self.group);
+    hdl_context_destroy(self.context);
+    say(CREW_SAY, "end");
+    return self.stop ? 0 : 1;
+}
