@@ -16,8 +16,10 @@ static const struct {
     {"demo", command_demo, "watch N processes exchange real data"},
     {"perf", command_perf, "measure a collective or point to point"},
     {"info", command_info, "what this build and machine can do"},
-    {"coordinator", command_coordinator, "decide a job's membership, outside of its ranks"},
-    {"chaos", command_chaos, "kill, stop, remove and replace ranks that check every result"},
+    {"coordinator", command_coordinator,
+     "decide a job's membership, outside of its ranks"},
+    {"chaos", command_chaos,
+     "kill, stop, remove and replace ranks that check every result"},
     {"sim", command_sim, "run the control plane under virtual time and faults"},
 };
 
