@@ -12,7 +12,7 @@ MAX_FUNCTION = 60
 C = {".c", ".h", ".cu", ".cuh", ".def"}
 HASH = {".sh", ".py", ".build", ".txt", ".ini"}
 README_FOLDERS = ["src/base", "src/gpu", "src/ctl", "src/net", "src/host", "src/group", "src/moe",
-                  "tools", "scripts", "bench", "test", "test/unit", "test/ranks", "test/sim", "test/fuzz"]
+                  "tools", "scripts", "bench", "test", "test/unit", "test/ranks", "test/sim", "test/fuzz", "test/gpu"]
 # Words of other places that must not leak into the tree.
 FORBIDDEN = re.compile(r"\.\./shared|/work/|Co-Authored-By", re.I)
 

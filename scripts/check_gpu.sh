@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests and timings on a machine with GPUs: check_gpu.sh [CASES] [SEED]. Exit code 77 without one.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
+cases=${1:-40} seed=${2:-1}
+build=${HEDDLE_GPU_BUILD:-build/test/gpu}
+# Loading kernels lazily would wait for kernels that wait for each other.
+export CUDA_MODULE_LOADING=EAGER
+
+timeout 600 "$build/moe_check" "$cases" "$seed"
+status=$?
+[ $status = 77 ] && exit 77
+[ $status = 0 ] || exit 1
+timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1
+timeout 120 "$build/gpu_micro"
+status=$?
+[ $status = 0 ] || [ $status = 77 ]

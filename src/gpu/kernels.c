@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Embeds the fat binaries that the build made of the .cu files. */
+#include "gpu/kernels.h"
+
+#include <stddef.h>
+
+#ifdef GPU_ARCHITECTURES
+#include "gpu/kernels_stamp.h"
+
+/* The assembler reads the file: a C array of its size would take the compiler minutes. */
+#define IMAGE(name, file)                                                                \
+    __asm__(".section .rodata\n"                                                         \
+            ".balign 64\n"                                                               \
+            ".hidden " #name "\n"                                                        \
+            ".global " #name "\n" #name ":\n"                                            \
+            ".incbin \"" file "\"\n"                                                     \
+            ".balign 16\n"                                                               \
+            ".text\n");                                                                  \
+    extern const unsigned char name[];
+
+IMAGE(gpu_image_dispatch, GPU_FATBIN_DISPATCH)
+IMAGE(gpu_image_combine, GPU_FATBIN_COMBINE)
+
+const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1] = {
+    gpu_image_dispatch, gpu_image_combine, NULL};
+const char gpu_kernels_architectures[] = GPU_ARCHITECTURES;
+
+#else
+
+const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1] = {NULL};
+const char gpu_kernels_architectures[] = "";
+
+#endif

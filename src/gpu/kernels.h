@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The fat binaries of the kernels, built into the library; none in builds without nvcc.
+ */
+#ifndef GPU_KERNELS_H
+#define GPU_KERNELS_H
+
+enum { GPU_MAX_IMAGES = 4 };
+
+/* One image for each .cu file, then NULL. */
+extern const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1];
+/* What they were compiled for, such as "sm_90 compute_90"; "" without kernels. */
+extern const char gpu_kernels_architectures[];
+
+#endif

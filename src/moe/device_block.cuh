@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Dispatch for small batches: every row crosses once as packed lines and is expanded
+ * here. */
+#ifndef MOE_DEVICE_BLOCK_CUH
+#define MOE_DEVICE_BLOCK_CUH
+
+#include "moe/device_row.cuh"
+#include "moe/device_step.cuh"
+
+enum { THREADS = MOE_GPU_DISPATCH_THREADS, WARPS = THREADS / WARP };
+
+/* One (source, token) that a group of warps receives. */
+struct item_rows {
+    uint32_t n; /* rows to be written */
+    uint32_t source, token;
+    uint32_t failed;
+    uint32_t twins; /* an expert was named twice */
+    bool valid;
+    int32_t row[MOE_GPU_MAX_TOP_K];
+    uint8_t order[MOE_GPU_MAX_TOP_K]; /* of a position's entry among the entries */
+    float weight[MOE_GPU_MAX_TOP_K];  /* by position */
+};
+
+struct block_state {
+    uint32_t tokens[MOE_GPU_MAX_RANKS]; /* T of each source */
+    uint32_t stage_lock;
+    item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
+};
+
+extern __shared__ __align__(128) unsigned char shared_memory[];
+static __shared__ block_state b;
+
+MOE_DEVICE uint32_t *shared_words(uint32_t at)
+{
+    return (uint32_t *)(shared_memory + at);
+}
+
+/* The bit set of a local expert. */
+MOE_DEVICE uint32_t *set_of(const moe_gpu_args &a, uint32_t expert)
+{
+    return shared_words(a.shared.bits_at) + expert * a.shared.words;
+}
+
+MOE_DEVICE uint32_t *any_set(const moe_gpu_args &a)
+{
+    return shared_words(a.shared.any_at);
+}
+
+/* The expert slots of the token of `source` that the block receives in `turn`. */
+MOE_DEVICE uint16_t *stashed(const moe_gpu_args &a, uint32_t turn, uint32_t source)
+{
+    return (uint16_t *)(shared_memory + a.shared.stash_at) +
+           (turn * a.geo.ranks + source) * a.geo.top_k;
+}
+
+MOE_DEVICE bool needs_offsets(const moe_gpu_args &a)
+{
+    return a.order != MOE_GPU_3D;
+}
+
+MOE_DEVICE uint32_t own_tokens(const moe_gpu_args &a)
+{
+    uint32_t n = a.num_tokens_at ? (uint32_t)*a.num_tokens_at : a.num_tokens;
+    return n > a.geo.max_tokens ? 0 : n;
+}
+
+/*
+ * The expert slot that a routing entry goes to: the own rank's, else the live holders in
+ * turn, all of them if none is live.
+ */
+MOE_COLD uint32_t choose_holder(const moe_gpu_args &a, uint32_t expert, uint32_t token)
+{
+    uint32_t first = a.holder_first[expert], end = a.holder_first[expert + 1], live = 0;
+    if (end - first == 1)
+        return a.holder_slot[first];
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t rank = a.slot_rank[a.holder_slot[i]];
+        if (rank == a.rank)
+            return a.holder_slot[i];
+        live += a.active >> rank & 1;
+    }
+    uint32_t turn = (a.rank + token) % (live ? live : end - first);
+    for (uint32_t i = first; i < end; i++) {
+        if (live && (a.active >> a.slot_rank[a.holder_slot[i]] & 1) == 0)
+            continue;
+        if (turn-- == 0)
+            return a.holder_slot[i];
+    }
+    return MOE_GPU_NO_SLOT;
+}
+
+MOE_COLD void report_id(const moe_gpu_args &a, uint64_t index, int64_t id)
+{
+    unsigned long long *first = (unsigned long long *)&a.lane.state->error.first;
+    uint64_t mine = index << 8 | MOE_GPU_ERR_ID;
+    if (atomicMin(first, (unsigned long long)mine) > mine)
+        a.lane.state->error.value = id;
+}
+
+MOE_COLD void report_tokens(const moe_gpu_args &a)
+{
+    unsigned long long *first = (unsigned long long *)&a.lane.state->error.first;
+    atomicMin(first, (unsigned long long)MOE_GPU_ERR_TOKENS);
+    a.lane.state->error.value = *a.num_tokens_at;
+}
+
+/* The expert slot of routing entry `index` of token `token`, and the rank that it is on.
+ */
+MOE_DEVICE uint32_t slot_of(const moe_gpu_args &a, uint32_t index, uint32_t token,
+                            uint32_t *rank)
+{
+    int64_t id =
+        a.ids_are_64 ? ((const int64_t *)a.ids)[index] : ((const int32_t *)a.ids)[index];
+    if (id < 0 || id >= a.experts) {
+        if (id != -1)
+            report_id(a, index, id);
+        return MOE_GPU_NO_SLOT;
+    }
+    uint32_t slot = a.even_experts ? (uint32_t)id : choose_holder(a, (uint32_t)id, token);
+    *rank = a.even_experts ? slot / a.even_experts : a.slot_rank[slot];
+    return slot;
+}
+
+#endif

@@ -1,0 +1,274 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Headers in, and what follows from them: bit sets, counts, the places of rows. */
+#ifndef MOE_DEVICE_PLACE_CUH
+#define MOE_DEVICE_PLACE_CUH
+
+#include "moe/device_send.cuh"
+
+/* A header packet: marks the rows that come to this rank, keeps what the block needs. */
+MOE_DEVICE void take_packet(const moe_gpu_args &a, uint32_t source, uint32_t token,
+                            uint32_t first, uint4 v)
+{
+    const uint32_t word = source * a.geo.token_words + (token >> 5),
+                   bit = 1u << (token & 31);
+    const uint32_t turn = __umulhi(token << 1, a.classes_magic);
+    const uint32_t n = min(4u, a.geo.top_k - first);
+    uint32_t w0 = v.x, w1 = v.y;
+    bool any = false;
+#pragma unroll 1
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t slot = w0 & 0xffff, e = slot - a.slot_base;
+        if (slot != MOE_GPU_NO_SLOT && e < a.local_experts) {
+            atomicOr(&set_of(a, e)[word], bit);
+            any = true;
+        }
+        w0 = __funnelshift_r(w0, w1, 16);
+        w1 >>= 16;
+    }
+    if (any)
+        atomicOr(&any_set(a)[word], bit);
+    if (token - turn * a.plan.take_classes == take_class(a)) {
+        uint16_t *stash = stashed(a, turn, source) + first;
+        w0 = v.x, w1 = v.y;
+#pragma unroll 1
+        for (uint32_t i = 0; i < n; i++) {
+            stash[i] = (uint16_t)w0;
+            w0 = __funnelshift_r(w0, w1, 16);
+            w1 >>= 16;
+        }
+    }
+}
+
+/* Takes the headers of all sources: a lane for each packet. */
+template <int IN, bool WIDE>
+MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t lane = threadIdx.x & 31, packets = a.geo.max_tokens * a.geo.packets;
+    const unsigned char *here = own_half(a, v.half);
+    uint32_t source = 0, part = threadIdx.x / WARP;
+    for (;;) {
+        while (part >= a.header_parts) {
+            part -= a.header_parts;
+            source++;
+        }
+        if (source >= a.geo.ranks)
+            return;
+        const uint32_t i = part * WARP + lane, token = __umulhi(i << 1, a.packets_magic);
+        const unsigned char *at =
+            here + a.geo.header_at + ((uint64_t)source * packets + i) * 16;
+        const unsigned char *sign_at = here + a.geo.sign_at + source * MOE_GPU_LINE;
+        bool over = i >= packets || (a.active >> source & 1) == 0, whole = false;
+        patience p = {v.deadline, 0};
+        uint4 packet, sign;
+        for (;;) {
+            if (!over) {
+                packet = load_packet(at);
+                sign = load_packet(sign_at);
+                bool there = packet.z == v.tag.step && packet.w == v.tag.kind;
+                bool beyond = token >= sign.z;
+                over = sign_matches(sign, v) && (there || beyond);
+                whole = over && !beyond;
+            }
+            if (__all_sync(ALL_LANES, over))
+                break;
+            if (out_of_patience(&p, a.lane.state, source) &&
+                decide(a, v, source) == SOURCE_MISSING)
+                over = true;
+            if ((p.polls & 0xff) == 0xff && (a.phase & MOE_GPU_SEND))
+                send_unsent<IN, WIDE>(a, v);
+        }
+        if (whole) {
+            take_packet(a, source, token,
+                        (i - token * a.geo.packets) * MOE_GPU_PACKET_SLOTS, packet);
+            if (i == 0)
+                b.tokens[source] = sign.z;
+        }
+        part += WARPS;
+    }
+}
+
+MOE_DEVICE uint32_t count_rows(const uint32_t *set, uint32_t words, uint32_t lane)
+{
+    uint32_t sum = 0;
+#pragma unroll 1
+    for (uint32_t w = lane; w < words; w += WARP)
+        sum += __popc(set[w]);
+    return __reduce_add_sync(ALL_LANES, sum);
+}
+
+/* Counts of all experts and where their rows begin, for the orders that pack experts. */
+MOE_COLD void find_offsets(const moe_gpu_args &a)
+{
+    const uint32_t lane = threadIdx.x & 31, L = a.local_experts;
+    const uint32_t align = a.order == MOE_GPU_FLAT ? a.align : 1;
+    for (uint32_t e = threadIdx.x / WARP; e < L; e += WARPS) {
+        uint32_t n = count_rows(set_of(a, e), a.shared.words, lane);
+        if (lane == 0)
+            shared_words(a.shared.counts_at)[e] = n;
+    }
+    __syncthreads();
+    if (threadIdx.x < WARP) {
+        uint32_t base = 0;
+        for (uint32_t first = 0; first <= L; first += WARP) {
+            uint32_t e = first + lane;
+            uint32_t n = e < L ? moe_gpu_round_up(shared_words(a.shared.counts_at)[e],
+                                                  align)
+                               : 0,
+                     sum = n;
+            for (int d = 1; d < WARP; d <<= 1) {
+                uint32_t o = __shfl_up_sync(ALL_LANES, sum, d);
+                sum += lane >= (uint32_t)d ? o : 0;
+            }
+            if (e <= L)
+                shared_words(a.shared.offsets_at)[e] = base + sum - n;
+            base += __shfl_sync(ALL_LANES, sum, 31);
+        }
+    }
+    __syncthreads();
+}
+
+/*
+ * Row of combine's input for (expert, position), which for the orders by expert is also
+ * the row that dispatch writes.
+ */
+MOE_DEVICE int32_t expert_row(const moe_gpu_args &a, uint32_t e, uint32_t position)
+{
+    uint32_t base =
+        a.order == MOE_GPU_3D ? e * a.expert_rows : shared_words(a.shared.offsets_at)[e];
+    return (int32_t)(base + position);
+}
+
+/* A lane's share of the set bits before bit `bit` of word `word`. */
+MOE_DEVICE uint32_t bits_before(const uint32_t *set, uint32_t word, uint32_t bit,
+                                uint32_t lane)
+{
+    uint32_t sum = 0;
+#pragma unroll 1
+    for (uint32_t w = lane; w <= word; w += WARP)
+        sum += __popc(set[w] & (w == word ? (1u << bit) - 1 : ~0u));
+    return sum;
+}
+
+/* Sums of two small counts over `share` neighbouring lanes. */
+MOE_DEVICE void add_shares(uint32_t *x, uint32_t *y, uint32_t share)
+{
+#pragma unroll 1
+    for (uint32_t d = share >> 1; d; d >>= 1) {
+        *x += __shfl_xor_sync(ALL_LANES, *x, d);
+        *y += __shfl_xor_sync(ALL_LANES, *y, d);
+    }
+}
+
+/* What a warp finds out about one entry of a token's routing. */
+struct entry_place {
+    uint32_t before; /* rows of the expert before this one */
+    uint32_t order;  /* distinct experts of this rank below it */
+    bool again;      /* named before */
+};
+
+/* `share` lanes for each entry; `e` is this lane's local expert. */
+MOE_DEVICE entry_place find_place(const moe_gpu_args &a, const uint16_t *slots,
+                                  const uint32_t *set, uint32_t word, uint32_t bit,
+                                  uint32_t j, uint32_t e, uint32_t share)
+{
+    const uint32_t part = threadIdx.x & (share - 1), k = a.geo.top_k;
+    uint32_t before = 0, counts = 0;
+#pragma unroll 2
+    for (uint32_t i = part; i < k; i += share) {
+        uint32_t other = slots[i] - a.slot_base;
+        counts += (other < e) + (i < j && other == e ? 0x100 : 0);
+    }
+#pragma unroll 2
+    for (uint32_t w = part; w <= word; w += share)
+        before += __popc(set[w] & (w == word ? (1u << bit) - 1 : ~0u));
+    add_shares(&before, &counts, share);
+    entry_place p = {before, counts & 0xff, counts > 0xff};
+    return p;
+}
+
+/* Distinct experts of this rank below `e`, for tokens that name one twice. */
+MOE_COLD uint32_t distinct_below(const moe_gpu_args &a, const uint16_t *slots, uint32_t e)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < a.geo.top_k; i++) {
+        bool counts = slots[i] - a.slot_base < e;
+        for (uint32_t h = 0; h < i; h++)
+            counts = counts && slots[h] != slots[i];
+        n += counts;
+    }
+    return n;
+}
+
+/* For the orders by rank: what the caller learns about the experts of a row. */
+MOE_DEVICE void deliver_local_id(const moe_gpu_args &a, uint32_t rank_row, uint32_t j,
+                                 bool first, uint32_t e, uint32_t row)
+{
+    if (a.local_ids)
+        a.local_ids[(uint64_t)rank_row * a.geo.top_k + j] = first ? (int32_t)e : -1;
+    if (first && a.order == MOE_GPU_INDEXED && a.row_numbers)
+        a.row_numbers[row] = rank_row;
+}
+
+/*
+ * A warp finds the rows of one (source, token) and writes what combine must know. Entries
+ * are handled side by side, by several lanes each if there are few.
+ */
+MOE_DEVICE void place_item(const moe_gpu_args &a, item_rows *item, uint32_t turn)
+{
+    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+    const uint32_t share = k <= 8 ? 4 : k <= 16 ? 2 : 1, log = share >> 1;
+    const uint32_t word = item->source * a.geo.token_words + (item->token >> 5);
+    const uint32_t bit = item->token & 31;
+    const uint16_t *slots = stashed(a, turn, item->source);
+    const bool by_rank = a.order >= MOE_GPU_RANK_MAJOR, any = any_set(a)[word] >> bit & 1;
+    moe_gpu_entry *entries =
+        a.lane.entries + ((uint64_t)item->source * a.geo.max_tokens + item->token) * k;
+    const uint32_t rank_row =
+        by_rank ? __reduce_add_sync(ALL_LANES, bits_before(any_set(a), word, bit, lane))
+                : 0;
+    const bool writes = take_slice(a) == 0; /* the other slices find the same */
+    uint32_t total = 0, twins = 0;
+#pragma unroll 1
+    for (uint32_t first = 0; first < k; first += WARP / share) {
+        uint32_t j = first + (lane >> log);
+        uint32_t slot = j < k ? slots[j] : (uint32_t)MOE_GPU_NO_SLOT,
+                 e = slot - a.slot_base;
+        bool mine = slot != MOE_GPU_NO_SLOT && e < a.local_experts;
+        entry_place p =
+            find_place(a, slots, set_of(a, mine ? e : 0), word, bit, j, e, share);
+        bool lead = (lane & (share - 1)) == 0 && mine && !p.again;
+        uint32_t row = a.order == MOE_GPU_RANK_MAJOR
+                           ? rank_row
+                           : expert_row(a, mine ? e : 0, p.before);
+        twins |= __any_sync(ALL_LANES, mine && p.again);
+        if (twins || k > WARP) /* in one round all twins are seen */
+            p.order = distinct_below(a, slots, e);
+        if (j < k)
+            item->order[j] = mine ? (uint8_t)p.order : 0xff;
+        if (lead && !by_rank)
+            item->row[p.order] = (int32_t)row;
+        if (lead && writes) {
+            entries[p.order].row = (int32_t)row;
+            if (!by_rank && a.source_token)
+                a.source_token[row] = (int32_t)item->token;
+        }
+        if (by_rank && any && writes && (lane & (share - 1)) == 0 && j < k)
+            deliver_local_id(a, rank_row, j, lead, e, row);
+        total += __popc(__ballot_sync(ALL_LANES, lead));
+    }
+    if (lane == 0) {
+        uint32_t end = a.order == MOE_GPU_RANK_MAJOR && any ? 1 : total;
+        if (end < k && writes)
+            entries[end].row = MOE_GPU_NO_ROW;
+        item->n = by_rank && any ? 1 : total;
+        item->twins = twins;
+        item->valid = any;
+        if (by_rank && any) {
+            item->row[0] = (int32_t)rank_row;
+            if (a.source_token && writes)
+                a.source_token[rank_row] = (int32_t)item->token;
+        }
+    }
+}
+
+#endif

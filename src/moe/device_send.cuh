@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sending half of dispatch: headers, quantised rows as packed lines, the copy engine. */
+#ifndef MOE_DEVICE_SEND_CUH
+#define MOE_DEVICE_SEND_CUH
+
+#include "moe/device_block.cuh"
+
+/* A warp sends the header packets of one token to all ranks; returns the ranks of its
+ * rows. */
+MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t token,
+                                uint32_t sendable)
+{
+    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+    uint32_t ranks = 0;
+#pragma unroll 1
+    for (uint32_t first = 0; first < k; first += WARP) {
+        uint32_t j = first + lane, rank = 0;
+        uint32_t slot = j < k ? slot_of(a, token * k + j, token, &rank) : MOE_GPU_NO_SLOT;
+        ranks |= slot != MOE_GPU_NO_SLOT ? 1u << rank : 0;
+        /* Lane l has packet l mod 8 of this part; lanes share the ranks among them. */
+        uint4 packet;
+        uint32_t from = (lane & 7) * 4;
+        packet.x = __shfl_sync(ALL_LANES, slot, from) |
+                   __shfl_sync(ALL_LANES, slot, from + 1) << 16;
+        packet.y = __shfl_sync(ALL_LANES, slot, from + 2) |
+                   __shfl_sync(ALL_LANES, slot, from + 3) << 16;
+        packet.z = v.tag.step;
+        packet.w = v.tag.kind;
+        uint32_t number = first / 4 + (lane & 7);
+        uint64_t at =
+            v.half + moe_gpu_header(&a.geo, a.rank, token) + number * MOE_GPU_PACKET;
+#pragma unroll 1
+        for (uint32_t to = lane >> 3; to < a.geo.ranks; to += 4)
+            if (number < a.geo.packets && (sendable >> to & 1))
+                store_packet((unsigned char *)a.base[to] + at, packet);
+    }
+    ranks = __reduce_or_sync(ALL_LANES, ranks);
+    if (lane == 0)
+        a.lane.own_ranks[token] = ranks;
+    return ranks & sendable;
+}
+
+/* Says to every rank that this one takes part, and with how many tokens. */
+MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
+                          uint32_t tokens)
+{
+    const uint32_t to = threadIdx.x & 31;
+    if (to < a.geo.ranks && (sendable >> to & 1))
+        store_packet((unsigned char *)a.base[to] + v.half + a.geo.sign_at +
+                         (uint64_t)a.rank * MOE_GPU_LINE,
+                     make_uint4(v.step, v.tag.kind, tokens, 0));
+    if (to == 0)
+        a.lane.state->sent = sendable;
+    if (to == 0 && a.num_tokens_at && (uint32_t)*a.num_tokens_at > a.geo.max_tokens)
+        report_tokens(a);
+}
+
+/* Headers of all tokens of the block, each by one warp, the last warp first: it has least
+ * to do with rows. */
+MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t tokens)
+{
+    const uint32_t warp = (WARPS - 1) - threadIdx.x / WARP, number = sender_number(a);
+    const bool signs = number == a.plan.senders - 1 && warp == 0;
+    uint32_t token = number + warp * a.plan.senders;
+    if (token >= tokens && !signs)
+        return;
+    uint32_t sendable = sendable_ranks(a, v);
+    if (signs)
+        send_sign(a, v, sendable, tokens);
+#pragma unroll 1
+    for (uint32_t turn = warp; token < tokens; turn += WARPS) {
+        uint32_t ranks = send_header(a, v, token, sendable);
+        if ((threadIdx.x & 31) == 0)
+            shared_words(a.shared.ranks_at)[turn] = ranks;
+        float *weights = (float *)shared_words(a.shared.weights_at) + turn * a.geo.top_k;
+#pragma unroll 1
+        for (uint32_t j = threadIdx.x & 31; j < a.geo.top_k; j += WARP)
+            weights[j] = a.in_weights ? a.in_weights[token * a.geo.top_k + j] : 0.0f;
+        token += WARPS * a.plan.senders;
+    }
+}
+
+enum { NO_TOKEN = 0xffffffff };
+
+/* The element type for code that rows without one do not use. */
+template <int IN> struct fp8_source {
+    enum { TYPE = IN == MOE_GPU_BYTES ? (int)MOE_GPU_BF16 : IN };
+};
+
+/* Rows that are sent as they are given. */
+template <bool WIDE>
+MOE_DEVICE void stage_plain_row(const moe_gpu_args &a, uint32_t token,
+                                unsigned char *stage, uint32_t tid, uint32_t n)
+{
+    const moe_gpu_row &w = a.geo.row;
+    const unsigned char *row =
+        (const unsigned char *)a.in_rows + (uint64_t)token * w.data_bytes;
+#pragma unroll 2
+    for (uint32_t at = tid * 16; at < w.data_bytes; at += n * 16) {
+        uint4 v = load_vector<WIDE>(row, at, w.data_bytes);
+        *(uint2 *)(stage + packed_offset(at)) = make_uint2(v.x, v.y);
+        *(uint2 *)(stage + packed_offset(at + 8)) = make_uint2(v.z, v.w);
+    }
+    const unsigned char *scales =
+        (const unsigned char *)a.in_scales + (uint64_t)token * a.in_scale_bytes;
+#pragma unroll 1
+    for (uint32_t i = tid * 4; i < w.scale_bytes; i += n * 4)
+        *(uint32_t *)(stage + packed_offset((w.scale_at + i) & ~7u) + (i & 4)) =
+            *(const uint32_t *)(scales + i);
+}
+
+/* 8 elements of a row as they are given; elements beyond the row are 0. */
+template <int IN, bool WIDE>
+MOE_DEVICE void load_eight(const moe_gpu_args &a, const void *row, uint32_t first,
+                           uint4 *v)
+{
+    typedef element<IN> e;
+#pragma unroll
+    for (int i = 0; i < 8 / e::COUNT; i++)
+        v[i] = load_vector<WIDE>(row, (first + i * e::COUNT) * e::BYTES,
+                                 a.hidden * e::BYTES);
+}
+
+/* Quantises 8 elements of a group that 16 lanes share, and puts them into the stage. */
+template <int IN>
+MOE_DEVICE void stage_eight(const moe_gpu_args &a, const uint4 *v, uint32_t first,
+                            unsigned char *stage)
+{
+    typedef element<IN> e;
+    const uint32_t scale_at = a.geo.row.scale_at, group = first >> 7;
+    float f[8];
+#pragma unroll
+    for (int i = 0; i < 8 / e::COUNT; i++)
+        e::unpack(v[i], f + i * e::COUNT);
+    float amax = finite_amax(f, 8);
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, d));
+    if (first >= a.hidden)
+        return;
+    fp8_scale s = scale_of(amax, a.format);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        f[i] = __fmul_rn(f[i], s.inverse);
+    *(uint2 *)(stage + packed_offset(first)) =
+        make_uint2(four_e4m3(f[0], f[1], f[2], f[3]), four_e4m3(f[4], f[5], f[6], f[7]));
+    if ((first & 127) != 0)
+        return;
+    if (a.format == MOE_GPU_UE8M0)
+        stage[packed_offset((scale_at + group) & ~7u) + (group & 7)] =
+            (unsigned char)s.bits;
+    else
+        *(uint32_t *)(stage + packed_offset((scale_at + group * 4) & ~7u) +
+                      (group & 1) * 4) = s.bits;
+}
+
+/* The first vectors of a thread in a row: those of the next row are loaded before a row
+ * is handed to the link, which would hold them up. */
+template <int IN> struct ahead_of {
+    uint4 first[8 / element<IN>::COUNT], second[8 / element<IN>::COUNT];
+};
+
+template <int IN> MOE_DEVICE ahead_of<IN> shifted(ahead_of<IN> a)
+{
+#pragma unroll
+    for (int i = 0; i < 8 / element<IN>::COUNT; i++)
+        a.first[i] = a.second[i];
+    return a;
+}
+
+template <int IN, bool WIDE>
+MOE_DEVICE void load_ahead(const moe_gpu_args &a, uint32_t token, uint32_t first,
+                           uint32_t n, ahead_of<IN> *ahead)
+{
+    const unsigned char *row = (const unsigned char *)a.in_rows +
+                               (uint64_t)token * a.hidden * element<IN>::BYTES;
+    if (token == NO_TOKEN)
+        return;
+    load_eight<IN, WIDE>(a, row, first, ahead->first);
+    load_eight<IN, WIDE>(a, row, first + n * 8, ahead->second);
+}
+
+/* Quantises a row into the stage: 16 lanes for each group of 128 elements. */
+template <int IN, bool WIDE>
+MOE_DEVICE void stage_fp8_row(const moe_gpu_args &a, uint32_t token, ahead_of<IN> *ahead,
+                              uint32_t next, unsigned char *stage, uint32_t tid,
+                              uint32_t n)
+{
+    const uint32_t groups = (a.hidden + 127) / 128, bytes = a.geo.row.scale_bytes;
+    ahead_of<IN> now = *ahead;
+    load_ahead<IN, WIDE>(a, next, tid * 8, n, ahead);
+    /* Bounds are those of whole warps: lanes exchange their maxima. */
+#pragma unroll 1
+    for (uint32_t first = tid * 8; (first & ~255u) < a.hidden; first += n * 16) {
+        if (first >= n * 16)
+            load_ahead<IN, WIDE>(a, token, first, n, &now);
+#pragma unroll 1
+        for (uint32_t u = 0; u < 2; u++) {
+            uint32_t at = first + u * n * 8;
+            if ((at & ~255u) < a.hidden)
+                stage_eight<IN>(a, now.first, at, stage);
+            now = shifted(now);
+        }
+    }
+    if (a.format == MOE_GPU_UE8M0 && tid < bytes - groups) {
+        uint32_t at = a.geo.row.scale_at + groups + tid;
+        stage[packed_offset(at & ~7u) + (at & 7)] = 0;
+    }
+}
+
+/* Puts a row together in shared memory, as it goes over the wire; n threads, tid of them.
+ */
+template <int IN, bool WIDE>
+MOE_DEVICE void stage_row(const moe_gpu_args &a, step_view v, uint32_t token,
+                          ahead_of<fp8_source<IN>::TYPE> *ahead, uint32_t next,
+                          unsigned char *stage, uint32_t tid, uint32_t n)
+{
+    const uint32_t last = n - 1 - tid;
+    if (IN == MOE_GPU_BYTES)
+        stage_plain_row<WIDE>(a, token, stage, tid, n);
+    else
+        stage_fp8_row<fp8_source<IN>::TYPE, WIDE>(a, token, ahead, next, stage, tid, n);
+#pragma unroll 1
+    for (uint32_t line = last; line < a.geo.row.pairs * 2; line += n)
+        *(uint2 *)(stage + tag_offset(line)) = make_uint2(v.tag.step, v.tag.kind);
+    bulk_fence();
+}
+
+/* A warp puts the weights of a token behind its row. */
+MOE_DEVICE void stage_weights(const moe_gpu_args &a, const float *weights,
+                              unsigned char *stage)
+{
+#pragma unroll 1
+    for (uint32_t j = threadIdx.x & 31; j < a.geo.top_k; j += WARP)
+        *(float *)(stage + packed_offset((a.geo.row.weight_at + j * 4) & ~7u) +
+                   (j & 1) * 4) = weights[j];
+    bulk_fence();
+}
+
+/* One warp hands the staged row to the copy engine, for each of its ranks; own rank last.
+ */
+MOE_DEVICE void store_row(const moe_gpu_args &a, step_view v, uint32_t token,
+                          uint32_t ranks, const unsigned char *stage)
+{
+    const uint32_t R = a.geo.ranks;
+    const uint64_t slot = v.half + moe_gpu_slot(&a.geo, a.rank, token);
+    uint32_t to = a.rank + 1 + (threadIdx.x & 31);
+    to -= to >= R ? R : 0;
+    if ((threadIdx.x & 31) < R && (ranks >> to & 1))
+        bulk_store((unsigned char *)a.base[to] + slot, stage, a.geo.row.stride);
+    bulk_commit();
+}
+
+/*
+ * A warp that waits long sends what blocks that have not been scheduled yet would send:
+ * peers may be waiting for it, and this block may hold the place that theirs needs. That
+ * a row is then stored twice does no harm: the bytes are the same.
+ */
+template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t lane = threadIdx.x & 31, tokens = own_tokens(a);
+    unsigned char *stage = shared_memory + (MOE_GPU_STAGES - 1) * a.geo.row.stride;
+    bool locked = lane == 0 && atomicCAS(&b.stage_lock, 0, 1) == 0;
+    if (!__any_sync(ALL_LANES, locked))
+        return;
+    uint32_t sendable = sendable_ranks(a, v);
+    send_sign(a, v, sendable, tokens);
+    for (uint32_t t = 0; t < tokens; t++) {
+        if (__all_sync(ALL_LANES, load_word(&a.lane.sent_rows[t]) == v.step))
+            continue;
+        if (lane == 0)
+            a.lane.sent_rows[t] = v.step;
+        uint32_t ranks = send_header(a, v, t, sendable);
+        ahead_of<fp8_source<IN>::TYPE> ahead;
+        if (IN != MOE_GPU_BYTES)
+            load_ahead<fp8_source<IN>::TYPE, WIDE>(a, t, lane * 8, WARP, &ahead);
+        stage_row<IN, WIDE>(a, v, t, &ahead, NO_TOKEN, stage, lane, WARP);
+        if (a.in_weights)
+            stage_weights(a, a.in_weights + t * a.geo.top_k, stage);
+        __syncwarp();
+        store_row(a, v, t, ranks, stage);
+        bulk_wait<0>();
+        __syncwarp();
+    }
+    if (lane == 0)
+        atomicExch(&b.stage_lock, 0);
+}
+
+template <int IN, bool WIDE> MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t tid = threadIdx.x, tokens = own_tokens(a);
+    ahead_of<fp8_source<IN>::TYPE> ahead;
+    if (IN != MOE_GPU_BYTES && sender_number(a) < tokens)
+        load_ahead<fp8_source<IN>::TYPE, WIDE>(a, sender_number(a), tid * 8, THREADS,
+                                               &ahead);
+    send_headers(a, v, tokens);
+    trace(a, 10);
+    uint32_t turn = 0;
+#pragma unroll 1
+    for (uint32_t t = sender_number(a); t < tokens; t += a.plan.senders, turn++) {
+        unsigned char *stage = shared_memory + (turn & 1) * a.geo.row.stride;
+        if (turn >= 2) {
+            if (tid < WARP)
+                bulk_wait<1>();
+            __syncthreads();
+        }
+        if (tid == 0)
+            a.lane.sent_rows[t] = v.step;
+        uint32_t next =
+            t + a.plan.senders < tokens ? t + a.plan.senders : (uint32_t)NO_TOKEN;
+        stage_row<IN, WIDE>(a, v, t, &ahead, next, stage, tid, THREADS);
+        __syncthreads();
+        trace(a, 2);
+        if (tid < WARP)
+            stage_weights(
+                a, (const float *)shared_words(a.shared.weights_at) + turn * a.geo.top_k,
+                stage);
+        __syncwarp();
+        if (tid < WARP)
+            store_row(a, v, t, shared_words(a.shared.ranks_at)[turn], stage);
+    }
+}
+
+#endif

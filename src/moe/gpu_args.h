@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the MoE kernels are given: geometry of the device arena, parameter block, lane
+ * state. */
+#ifndef MOE_GPU_ARGS_H
+#define MOE_GPU_ARGS_H
+
+/*
+ * Plain data in the common subset of C and CUDA C++. Every rank owns one arena in device
+ * memory that all ranks of the host map; all arenas have the same offsets:
+ *
+ *   +---- lane 0, half 0 ------------------------------------------------+
+ *   | sign    [R]     one line each: source's header packet              |
+ *   | drop    [R]     one line each: "I dropped you", by contributor     |
+ *   | header  [R][M]  routing of a token of a source, packets            |
+ *   | slot    [R][M]  dispatch rows by source and token, packed lines    |
+ *   | take    [M][C]  contributions by token and place, packed lines     |
+ *   +---- lane 0, half 1 ------------------------------------------------+
+ *   | ...                                                                |
+ *
+ * Packed lines carry their own flag, so nothing is ever cleared or fenced: a line of 128
+ * B holds 120 B of data and an 8 B tag {step, generation}. Two lines are a pair, which
+ * holds 15 vectors of 16 B, the last of them split over both lines:
+ *
+ *   lane      0  1  2  3  4  5  6  7        8  9  10 11 12 13 14 15
+ *   vector    0  1  2  3  4  5  6  14lo+tag 7  8  9  10 11 12 13 14hi+tag
+ *
+ * Lines are put together in shared memory and written by the bulk copy engine, so that
+ * stores that wait for the link hold up no loads; a line is read by one load instruction
+ * of 8 lanes. The link keeps lines whole (test/gpu/micro.cu counts torn ones). Headers
+ * are small: their packets are 16 B of 4 expert slots and the tag, each complete in
+ * itself. They leave before the rows do, since what comes later waits behind the rows.
+ */
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define MOE_GPU_FN static __host__ __device__ inline
+#else
+#define MOE_GPU_FN static inline
+#endif
+
+enum {
+    MOE_GPU_MAX_RANKS = 32,
+    MOE_GPU_MAX_CTAS = 256,
+    MOE_GPU_TRACE_POINTS = 16,
+    MOE_GPU_LINE = 128,
+    MOE_GPU_PAIR = 256,
+    MOE_GPU_PAIR_DATA = 240,
+    MOE_GPU_PACKET = 16,
+    MOE_GPU_ACCESS = 512, /* what a warp reads or writes at once: two pairs */
+    MOE_GPU_ACCESS_DATA = 480,
+    MOE_GPU_STAGES =
+        3,            /* rows in shared memory: two in turn, one for late blocks' rows */
+    MOE_GPU_RING = 4, /* parts of contributions in shared memory, for each warp */
+    MOE_GPU_PART_MOST = 3,    /* accesses in a part, at most */
+    MOE_GPU_PLACED = 4,       /* turns whose rows are placed ahead */
+    MOE_GPU_GROUPS = 8,       /* most groups of warps in a block */
+    MOE_GPU_PACKET_SLOTS = 4, /* routing entries in a header packet */
+    MOE_GPU_NO_SLOT = 0xffff,
+    MOE_GPU_MAX_TOP_K = 64,
+    MOE_GPU_COMBINE_THREADS = 512,
+    MOE_GPU_DISPATCH_THREADS = 512
+};
+
+/* Bits of moe_gpu_args.phase. */
+enum { MOE_GPU_SEND = 1, MOE_GPU_RECV = 2 };
+
+/* Order of the delivered rows; equal to enum hdl_moe_layout. */
+enum { MOE_GPU_3D = 0, MOE_GPU_FLAT = 1, MOE_GPU_RANK_MAJOR = 2, MOE_GPU_INDEXED = 3 };
+
+/* Equal to enum hdl_moe_format. */
+enum { MOE_GPU_PLAIN = 0, MOE_GPU_FP8 = 1, MOE_GPU_POW2 = 2, MOE_GPU_UE8M0 = 3 };
+
+/* Element types of rows that kernels compute with. */
+enum { MOE_GPU_BYTES = 0, MOE_GPU_BF16 = 1, MOE_GPU_F16 = 2, MOE_GPU_F32 = 3 };
+
+/* What a handle row says besides a row number. */
+enum { MOE_GPU_NO_ROW = -1, MOE_GPU_DROPPED_ROW = -2 };
+
+/* What a kernel can find wrong with its arguments: struct moe_gpu_error.kind. */
+enum { MOE_GPU_ERR_NONE = 0, MOE_GPU_ERR_TOKENS = 1, MOE_GPU_ERR_ID = 2 };
+
+/* Bytes of one row on the wire, and where its parts lie. */
+struct moe_gpu_row {
+    uint32_t data_bytes;
+    uint32_t scale_bytes;
+    uint32_t scale_at;
+    uint32_t weight_at; /* f32 [k], only in dispatch rows */
+    uint32_t bytes;
+    uint32_t pairs;
+    uint32_t stride; /* of a place in the arena */
+    uint32_t pad;
+};
+
+struct moe_gpu_geometry {
+    uint32_t ranks;
+    uint32_t top_k;
+    uint32_t top_k_pad; /* rounded up to 4 */
+    uint32_t max_tokens;
+    uint32_t places; /* C, contributions a token can get */
+    uint32_t sources;
+    uint32_t token_words;    /* words of a bit set of one source's tokens */
+    uint32_t packets;        /* of a token's header */
+    struct moe_gpu_row row;  /* of dispatch */
+    struct moe_gpu_row give; /* of combine */
+    uint64_t sign_at, drop_at, header_at, slot_at, take_at; /* relative to a half */
+    uint64_t half_bytes;
+    uint64_t total_bytes;
+};
+
+/*
+ * Shared memory of a dispatch block, offsets in bytes:
+ *
+ *   stages | bits [L][words] any [words] | counts [L + 1] | offsets [L + 1] |
+ *   ranks | weights | stash
+ *
+ * stages hold rows as packed lines, which the copy engine reads; bits the bit sets of the
+ * experts' tokens, any the set of the tokens that chose any of them; ranks [turns] and
+ * weights [turns][k] are those of the tokens that the block sends; stash [turns][R][k]
+ * the expert slots of the tokens that the block receives.
+ */
+struct moe_gpu_shared {
+    uint32_t bits_at, any_at, counts_at, offsets_at, ranks_at, weights_at, stash_at;
+    uint32_t words; /* of one bit set */
+    uint64_t bytes;
+};
+
+/*
+ * Which blocks do what. Some send, others receive: what a multiprocessor has handed to
+ * the link holds up its later loads, so a block that waits for rows must not have sent
+ * any.
+ *
+ *   block   0 .. take_classes * take_slices | ... reports ... | last `senders` blocks
+ *
+ * Receivers take the tokens of their class, token mod take_classes; slices share the
+ * accesses to a row. In combine, senders are divided in the same way, into give_classes *
+ * give_slices. Blocks without rows of their own write the caller's counts. With a single
+ * block, or when the phases are separate calls, the ranges overlap and a block does both.
+ */
+struct moe_gpu_plan {
+    uint32_t grid;
+    uint32_t senders;
+    uint32_t take_classes, take_slices;
+    uint32_t give_classes, give_slices;
+};
+
+struct moe_gpu_error {
+    uint64_t first; /* lowest offence: (token * k + position) << 8 | kind, ~0 = none */
+    int64_t value;
+};
+
+/*
+ * State of one lane in the rank's own device memory, never written by peers. The arrays
+ * behind it (struct moe_gpu_lane has their addresses) are the handle of the open step.
+ */
+struct moe_gpu_state {
+    uint32_t generation;
+    uint32_t active; /* ranks that the control plane believes in; may change any time */
+    uint32_t sent;   /* ranks that this step's rows were sent to */
+    uint32_t pad;
+    uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
+    uint32_t dropped[MOE_GPU_MAX_RANKS]; /* newest step in which rows of a source were
+                                            missing */
+    uint32_t late[MOE_GPU_MAX_RANKS]; /* newest step in which a contributor was missing */
+    uint32_t seen[MOE_GPU_MAX_RANKS]; /* newest step whose header came */
+    uint32_t tokens[MOE_GPU_MAX_RANKS];  /* T of every source in this step */
+    uint64_t decided[MOE_GPU_MAX_RANKS]; /* step << 2 | what was decided about a source */
+    struct moe_gpu_error error;
+    uint64_t rows_stored; /* rows stored into peers, for the count of bytes */
+    uint64_t lines_stored;
+};
+
+/* A row of combine's input and its weight: those of one (source, token) follow each other
+ * by expert, ended by a negative row if there are fewer than k. */
+struct moe_gpu_entry {
+    int32_t row;
+    float weight;
+};
+
+/* Addresses of a lane's local arrays. */
+struct moe_gpu_lane {
+    struct moe_gpu_state *state;
+    uint32_t *sent_rows; /* [M] step in which a token's row was begun to be sent */
+    uint32_t *sent_sums; /* [R][M] the same for contributions */
+    uint32_t *own_ranks; /* [M] ranks that hold experts of an own token */
+    struct moe_gpu_entry *entries; /* [R][M][k] */
+};
+
+struct moe_gpu_args {
+    uint64_t base[MOE_GPU_MAX_RANKS]; /* arenas as mapped here */
+    struct moe_gpu_geometry geo;
+    struct moe_gpu_lane lane;
+    uint64_t half_at[2]; /* of this lane */
+
+    struct moe_gpu_shared shared;
+    struct moe_gpu_plan plan;
+    uint32_t classes_magic; /* for division by plan.take_classes */
+    uint32_t packets_magic; /* by geo.packets */
+    uint32_t header_parts;  /* 32 packets each, of one source's header */
+    uint32_t row_accesses;  /* warp-wide accesses to a row, a contribution */
+    uint32_t give_accesses;
+    uint32_t give_share; /* of one warp of one slice */
+    uint32_t give_part;  /* of these, what is put together before any of it is sent */
+    uint32_t groups;     /* of warps that work on different ranks, and warps in each */
+    uint32_t per_group;
+
+    uint32_t rank;
+    uint32_t phase;
+    uint32_t experts;       /* E */
+    uint32_t local_experts; /* of this rank */
+    uint32_t slot_base;     /* number of this rank's first expert slot */
+    uint32_t even_experts;  /* E / R of the contiguous map, 0 = use the tables */
+    uint32_t order;
+    uint32_t align;
+    uint32_t format;
+    uint32_t hidden;
+    uint32_t active;      /* ranks to wait for in this call */
+    uint32_t expert_rows; /* capacity of an expert's rows in 3D */
+    uint64_t timeout_ns;  /* 0 = none */
+
+    /* Expert map: holders of expert e are holder_slot[holder_first[e] .. first[e + 1]).
+     */
+    const uint32_t *holder_first;
+    const uint16_t *holder_slot;
+    const uint16_t *slot_rank;
+
+    /* dispatch in */
+    const void *in_rows;
+    const void *in_scales;
+    const void *ids;
+    const float *in_weights;
+    const int32_t *num_tokens_at; /* device word, or NULL = num_tokens */
+    uint32_t num_tokens;
+    uint32_t ids_are_64;
+    uint32_t in_scale_bytes; /* stride of in_scales */
+    uint32_t zero_padding;
+    uint32_t flags;
+
+    /* dispatch out */
+    void *out_rows;
+    void *out_scales;
+    int32_t *counts;
+    int64_t *offsets;
+    int64_t *row_numbers;
+    int32_t *source_token;
+    int64_t *ranges;
+    int32_t *local_ids;
+    float *out_weights;
+    int32_t *source_counts;
+    int64_t *totals; /* rows, pairs */
+
+    /* combine */
+    const void *expert_out;
+    void *result;
+    const void *bias[2];
+    uint8_t *missing; /* [T] */
+    uint32_t accumulate;
+    uint64_t *trace; /* [grid][TRACE_POINTS] nanoseconds, or NULL */
+};
+
+MOE_GPU_FN uint32_t moe_gpu_round_up(uint32_t n, uint32_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+MOE_GPU_FN uint32_t moe_gpu_pairs(uint32_t bytes)
+{
+    return (bytes + MOE_GPU_PAIR_DATA - 1) / MOE_GPU_PAIR_DATA;
+}
+
+/* Words of the bit sets: one set for each expert of a rank, one for all of them. */
+MOE_GPU_FN uint64_t moe_gpu_set_words(const struct moe_gpu_geometry *g,
+                                      uint32_t local_experts)
+{
+    return (local_experts + 1ull) * g->ranks * g->token_words;
+}
+
+/* How tokens are divided among `by` blocks: most that one gets. */
+MOE_GPU_FN uint32_t moe_gpu_turns(const struct moe_gpu_geometry *g, uint32_t by)
+{
+    return (g->max_tokens + by - 1) / by;
+}
+
+/* n / divisor = umulhi(n << 1, moe_gpu_magic(divisor)) for n * divisor < 2^31. */
+MOE_GPU_FN uint32_t moe_gpu_magic(uint32_t divisor)
+{
+    return ((UINT32_C(1) << 31) + divisor - 1) / divisor;
+}
+
+/* Where things are in the shared memory of a dispatch block, and its size. */
+MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
+                                               uint32_t local_experts, uint32_t order,
+                                               const struct moe_gpu_plan *plan)
+{
+    struct moe_gpu_shared s;
+    uint32_t offsets = order == MOE_GPU_3D ? 0 : local_experts + 1;
+    uint64_t sets = moe_gpu_set_words(g, local_experts) * 4;
+    uint64_t stash =
+        (uint64_t)moe_gpu_turns(g, plan->take_classes) * g->ranks * g->top_k * 2;
+    s.words = g->ranks * g->token_words;
+    s.bits_at = MOE_GPU_STAGES * g->row.stride;
+    s.any_at = s.bits_at + local_experts * s.words * 4;
+    s.counts_at = (uint32_t)(s.bits_at + sets);
+    s.offsets_at = s.counts_at + offsets * 4;
+    s.ranks_at = s.offsets_at + offsets * 4;
+    s.weights_at = s.ranks_at + moe_gpu_turns(g, plan->senders) * 4;
+    s.stash_at = s.weights_at + moe_gpu_turns(g, plan->senders) * g->top_k * 4;
+    s.bytes = s.stash_at + stash;
+    return s;
+}
+
+/* Shared memory of a combine block: rings of its warps, the ranks that its own tokens
+ * lack. */
+MOE_GPU_FN uint64_t moe_gpu_combine_shared(const struct moe_gpu_geometry *g,
+                                           const struct moe_gpu_plan *plan, uint32_t part)
+{
+    return MOE_GPU_COMBINE_THREADS / 32ull * MOE_GPU_RING * part * MOE_GPU_ACCESS +
+           moe_gpu_turns(g, plan->take_classes) * 4ull;
+}
+
+MOE_GPU_FN uint64_t moe_gpu_header(const struct moe_gpu_geometry *g, uint32_t source,
+                                   uint32_t token)
+{
+    return g->header_at +
+           ((uint64_t)source * g->max_tokens + token) * g->packets * MOE_GPU_PACKET;
+}
+
+MOE_GPU_FN uint64_t moe_gpu_slot(const struct moe_gpu_geometry *g, uint32_t source,
+                                 uint32_t token)
+{
+    return g->slot_at + ((uint64_t)source * g->max_tokens + token) * g->row.stride;
+}
+
+MOE_GPU_FN uint64_t moe_gpu_take(const struct moe_gpu_geometry *g, uint32_t token,
+                                 uint32_t place)
+{
+    return g->take_at + ((uint64_t)token * g->places + place) * g->give.stride;
+}
+
+#endif

@@ -1,0 +1,601 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory, tables and state that the MoE kernels need. */
+#include "moe/gpu_exchange.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct moe_gpu_args) <= 4000,
+               "kernel parameters are 4 KiB at most");
+
+static uint32_t round_up(uint32_t n, uint32_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales,
+                         uint64_t weights)
+{
+    row->data_bytes = (uint32_t)data;
+    row->scale_bytes = (uint32_t)scales;
+    row->scale_at = round_up((uint32_t)data, 16);
+    row->weight_at = row->scale_at + round_up((uint32_t)scales, 16);
+    /* The weights are kept inside one access: one warp handles them. */
+    if (row->weight_at % MOE_GPU_ACCESS_DATA + weights > MOE_GPU_ACCESS_DATA)
+        row->weight_at = round_up(row->weight_at, MOE_GPU_ACCESS_DATA);
+    row->bytes = row->weight_at + (uint32_t)weights;
+    row->pairs = moe_gpu_pairs(row->bytes);
+    row->stride = row->pairs * MOE_GPU_PAIR;
+}
+
+static enum hdl_status check_supported(const struct moe_config *c)
+{
+    const struct moe_shape *s = &c->shape;
+    if (s->ranks > MOE_GPU_MAX_RANKS)
+        return base_fail(HDL_ENOTSUP, "%u ranks, kernels take %d", s->ranks,
+                         MOE_GPU_MAX_RANKS);
+    if (s->dp != 1)
+        return base_fail(HDL_ENOTSUP, "dp_size %u with GPU kernels", s->dp);
+    if (c->exact || s->late_weights)
+        return base_fail(HDL_ENOTSUP, "exact or late weights with GPU kernels");
+    if (!c->opaque && c->wire != HDL_MOE_WIRE_ROW)
+        return base_fail(HDL_ENOTSUP, "combine_wire %d with GPU kernels", (int)c->wire);
+    if ((uint64_t)s->hidden * 4 > UINT32_MAX / 2 || s->max_tokens > 1u << 20)
+        return base_fail(HDL_ENOTSUP, "hidden %u, max_tokens %u with GPU kernels",
+                         s->hidden, s->max_tokens);
+    return HDL_OK;
+}
+
+enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
+                                      struct moe_gpu_geometry *g)
+{
+    const struct moe_shape *s = &c->shape;
+    memset(g, 0, sizeof(*g));
+    enum hdl_status status = check_supported(c);
+    if (status)
+        return status;
+    g->ranks = s->ranks;
+    g->top_k = s->top_k;
+    g->top_k_pad = round_up(s->top_k, 4);
+    g->max_tokens = s->max_tokens;
+    g->places = s->ranks;
+    g->sources = c->layout.sources;
+    g->token_words = (s->max_tokens + 31) / 32;
+    row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
+                 (uint64_t)g->top_k_pad * 4);
+    row_geometry(&g->give, (uint64_t)s->hidden * s->give_elem, s->give_scales, 0);
+    g->packets = (s->top_k + MOE_GPU_PACKET_SLOTS - 1) / MOE_GPU_PACKET_SLOTS;
+    uint64_t pairs = (uint64_t)s->ranks * s->max_tokens;
+    g->sign_at = 0;
+    g->drop_at = (uint64_t)s->ranks * MOE_GPU_LINE;
+    g->header_at = g->drop_at + (uint64_t)s->ranks * MOE_GPU_LINE;
+    g->slot_at = (g->header_at + pairs * g->packets * MOE_GPU_PACKET + 255) / 256 * 256;
+    g->take_at = g->slot_at + pairs * g->row.stride;
+    g->half_bytes = (g->take_at + pairs * g->give.stride + 4095) / 4096 * 4096;
+    g->total_bytes = g->half_bytes * 2 * s->lanes;
+    return HDL_OK;
+}
+
+/* ------------------------------------------------------------------------- tables */
+
+static bool is_even(const struct moe_map *m)
+{
+    uint32_t each = m->experts / m->ranks;
+    if (m->experts % m->ranks)
+        return false;
+    for (uint32_t e = 0; e < m->experts; e++)
+        if (m->begin[e] != e || m->holder[e] != e / each || m->local[e] != e % each)
+            return false;
+    return true;
+}
+
+static enum hdl_status put_tables(struct moe_gpu *g)
+{
+    const struct moe_map *m = &g->config->map;
+    uint32_t slots = m->first[m->ranks], n = m->experts + 1;
+    g->local_experts = moe_map_local_experts(m, g->rank);
+    g->even_experts = is_even(m) ? m->experts / m->ranks : 0;
+    if (slots >= MOE_GPU_NO_SLOT)
+        return base_fail(HDL_ENOTSUP, "%u places of experts, kernels take %d", slots,
+                         MOE_GPU_NO_SLOT - 1);
+    size_t bytes = n * sizeof(uint32_t) + 2 * slots * sizeof(uint16_t);
+    uint32_t *table = base_alloc(g->env, 1, bytes);
+    if (!table)
+        return HDL_ENOMEM;
+    uint16_t *slot = (uint16_t *)(table + n), *rank = slot + slots;
+    memcpy(table, m->begin, n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < slots; i++)
+        slot[i] = (uint16_t)(m->first[m->holder[i]] + m->local[i]);
+    for (uint32_t r = 0; r < m->ranks; r++)
+        for (uint32_t i = m->first[r]; i < m->first[r + 1]; i++)
+            rank[i] = (uint16_t)r;
+    enum hdl_status s = gpu_alloc(&g->device, bytes, &g->tables);
+    if (!s)
+        s = gpu_enter(&g->device);
+    if (!s) {
+        s = gpu_check(g->device.driver->copy_in(g->tables, table, bytes), "cuMemcpyHtoD");
+        gpu_leave(&g->device);
+    }
+    base_free(g->env, table);
+    return s;
+}
+
+/* Places of a lane's arrays behind its state. */
+struct lane_places {
+    uint64_t sent_rows, sent_sums, own_ranks, entries, bytes;
+};
+
+static struct lane_places place_lane(const struct moe_gpu_geometry *g)
+{
+    struct lane_places p;
+    uint64_t pairs = (uint64_t)g->ranks * g->max_tokens;
+    p.sent_rows = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
+    p.sent_sums = p.sent_rows + g->max_tokens * 4ull;
+    p.own_ranks = p.sent_sums + pairs * 4;
+    p.entries = (p.own_ranks + g->max_tokens * 4ull + 255) / 256 * 256;
+    p.bytes = p.entries + pairs * g->top_k * sizeof(struct moe_gpu_entry);
+    p.bytes = (p.bytes + 255) / 256 * 256;
+    return p;
+}
+
+static uint64_t state_at(const struct moe_gpu *g, uint32_t lane)
+{
+    return g->lane_memory + lane * g->lane_bytes;
+}
+
+static enum hdl_status put_state(struct moe_gpu *g, uint32_t lane, size_t offset,
+                                 const void *from, size_t bytes,
+                                 struct gpu_stream *stream)
+{
+    const struct gpu_driver *cu = g->device.driver;
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_check(cu->copy_in_async(state_at(g, lane) + offset, from, bytes, stream),
+                  "cuMemcpyHtoDAsync");
+    if (!s)
+        s = gpu_check(cu->stream_sync(stream), "cuStreamSynchronize");
+    gpu_leave(&g->device);
+    return s;
+}
+
+enum hdl_status moe_gpu_set_step(struct moe_gpu *g, uint32_t lane, uint32_t step,
+                                 struct gpu_stream *stream)
+{
+    uint32_t steps[MOE_GPU_MAX_CTAS], seen[MOE_GPU_MAX_RANKS];
+    for (int i = 0; i < MOE_GPU_MAX_CTAS; i++)
+        steps[i] = step;
+    for (int i = 0; i < MOE_GPU_MAX_RANKS; i++)
+        seen[i] = step - 1;
+    enum hdl_status s = put_state(g, lane, offsetof(struct moe_gpu_state, step), steps,
+                                  sizeof(steps), stream);
+    return s ? s
+             : put_state(g, lane, offsetof(struct moe_gpu_state, seen), seen,
+                         sizeof(seen), stream);
+}
+
+enum hdl_status moe_gpu_set_active(struct moe_gpu *g, uint32_t active,
+                                   struct gpu_stream *stream)
+{
+    for (uint32_t lane = 0; lane < g->config->shape.lanes; lane++) {
+        enum hdl_status s = put_state(g, lane, offsetof(struct moe_gpu_state, active),
+                                      &active, sizeof(active), stream);
+        if (s)
+            return s;
+    }
+    return HDL_OK;
+}
+
+enum hdl_status moe_gpu_read_state(struct moe_gpu *g, uint32_t lane,
+                                   struct gpu_stream *stream, struct moe_gpu_state *state)
+{
+    const struct gpu_driver *cu = g->device.driver;
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_check(cu->stream_sync(stream), "cuStreamSynchronize");
+    if (!s)
+        s = gpu_check(cu->copy_out(state, state_at(g, lane), sizeof(*state)),
+                      "cuMemcpyDtoH");
+    gpu_leave(&g->device);
+    return s;
+}
+
+static enum hdl_status put_lanes(struct moe_gpu *g)
+{
+    uint32_t all = g->geo.ranks == 32 ? UINT32_MAX : (UINT32_C(1) << g->geo.ranks) - 1;
+    struct moe_gpu_error none = {UINT64_MAX, 0};
+    uint32_t generation = 1;
+    g->lane_bytes = place_lane(&g->geo).bytes;
+    enum hdl_status s =
+        gpu_alloc(&g->device, g->lane_bytes * g->config->shape.lanes, &g->lane_memory);
+    for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
+        s = moe_gpu_set_step(g, lane, 1, NULL);
+        if (!s)
+            s = put_state(g, lane, offsetof(struct moe_gpu_state, error), &none,
+                          sizeof(none), NULL);
+        if (!s)
+            s = put_state(g, lane, offsetof(struct moe_gpu_state, generation),
+                          &generation, sizeof(generation), NULL);
+    }
+    return s ? s : moe_gpu_set_active(g, all, NULL);
+}
+
+/* ------------------------------------------------------------------------ kernels */
+
+static const char *dispatch_name(const struct moe_config *c)
+{
+    if (!c->quantise)
+        return "moe_dispatch_bytes";
+    return c->dtype == HDL_F32   ? "moe_dispatch_f32"
+           : c->dtype == HDL_F16 ? "moe_dispatch_f16"
+                                 : "moe_dispatch_bf16";
+}
+
+static const char *combine_name(const struct moe_config *c)
+{
+    return c->combine_dtype == HDL_F32   ? "moe_combine_f32"
+           : c->combine_dtype == HDL_F16 ? "moe_combine_f16"
+                                         : "moe_combine_bf16";
+}
+
+/* A kernel that may have as much shared memory as `bytes`. */
+static enum hdl_status find_kernel(struct moe_gpu *g, const char *base,
+                                   const char *suffix, uint64_t bytes,
+                                   struct gpu_function **function)
+{
+    char name[64];
+    (void)snprintf(name, sizeof(name), "%s%s", base, suffix);
+    if (bytes > (uint64_t)g->device.shared_bytes)
+        return base_fail(
+            HDL_ENOTSUP,
+            "%s needs %llu bytes of shared memory for max_tokens %u and %u local "
+            "experts, the device has %d",
+            name, (unsigned long long)bytes, g->geo.max_tokens, g->local_experts,
+            g->device.shared_bytes);
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_kernel(&g->device, name, function);
+    if (!s)
+        s = gpu_check(g->device.driver->function_attribute(
+                          *function, GPU_FUNCTION_SHARED_BYTES, (int)bytes),
+                      name);
+    gpu_leave(&g->device);
+    return s;
+}
+
+/* `blocks` blocks as classes of tokens, and several slices for each if there are few
+ * tokens. */
+static void divide(uint32_t blocks, uint32_t tokens, uint32_t most_slices,
+                   uint32_t *classes, uint32_t *slices)
+{
+    *slices = 1;
+    *classes = blocks < tokens ? blocks : tokens;
+    while (*slices < most_slices && *classes * *slices * 2 <= blocks)
+        *slices *= 2;
+}
+
+/*
+ * The plan of a launch. Where `senders` is all blocks, every block sends first and then
+ * receives; so do the blocks of separate phases what these do. Else one block that
+ * neither sends nor receives rows is kept for the counts.
+ */
+static struct moe_gpu_plan plan_work(const struct moe_gpu *g, uint32_t senders,
+                                     uint32_t give_slices, uint32_t take_slices)
+{
+    uint32_t tokens = g->geo.max_tokens, takers = g->blocks;
+    struct moe_gpu_plan p = {.grid = g->blocks, .senders = g->blocks};
+    if (senders < g->blocks - 1 && g->blocks > 2) {
+        p.senders = senders < tokens * give_slices ? senders : tokens * give_slices;
+        takers = g->blocks - p.senders - 1;
+    }
+    divide(takers, tokens, take_slices, &p.take_classes, &p.take_slices);
+    divide(p.senders, tokens, give_slices, &p.give_classes, &p.give_slices);
+    if (takers < g->blocks)
+        p.grid = p.take_classes * p.take_slices + 1 + p.senders;
+    return p;
+}
+
+static bool is_whole(uint32_t phase)
+{
+    return phase == (MOE_GPU_SEND | MOE_GPU_RECV);
+}
+
+static struct moe_gpu_plan dispatch_plan(const struct moe_gpu *g, uint32_t phase)
+{
+    uint32_t senders = g->dispatch_senders ? g->dispatch_senders : g->blocks / 3;
+    return plan_work(g, is_whole(phase) ? senders : g->blocks, 1, 4);
+}
+
+/* Few contributions leave before the owners' waiting begins; many fill all blocks. */
+static struct moe_gpu_plan combine_plan(const struct moe_gpu *g, uint32_t phase)
+{
+    bool few = g->geo.max_tokens <= g->blocks / 4;
+    uint32_t senders = g->combine_senders ? g->combine_senders
+                       : few              ? g->blocks / 2
+                                          : g->blocks;
+    return plan_work(g, is_whole(phase) ? senders : g->blocks, 8, 2);
+}
+
+/* Accesses of one warp to a contribution, and how many of them are sent at once. */
+static void share_give(const struct moe_gpu *g, const struct moe_gpu_plan *p,
+                       uint32_t per_group, uint32_t *share, uint32_t *part)
+{
+    uint32_t accesses = (g->geo.give.pairs + 1) / 2, warps = per_group * p->give_slices;
+    *share = (accesses + warps - 1) / warps;
+    *part = *share < MOE_GPU_PART_MOST ? *share : MOE_GPU_PART_MOST;
+}
+
+/* Groups of warps, one for a rank at a time, and warps in each. */
+static void share_warps(const struct moe_gpu *g, uint32_t threads, uint32_t *groups,
+                        uint32_t *per_group)
+{
+    uint32_t warps = threads / 32, most = warps < MOE_GPU_GROUPS ? warps : MOE_GPU_GROUPS;
+    *groups = g->geo.ranks < most ? g->geo.ranks : most;
+    *per_group = warps / *groups;
+}
+
+static uint64_t dispatch_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
+{
+    return moe_gpu_share(&g->geo, g->local_experts, g->config->shape.order, p).bytes;
+}
+
+static uint64_t combine_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
+{
+    uint32_t groups, per_group, share, part;
+    share_warps(g, MOE_GPU_COMBINE_THREADS, &groups, &per_group);
+    share_give(g, p, per_group, &share, &part);
+    return moe_gpu_combine_shared(&g->geo, p, part);
+}
+
+/* The most shared memory that any phase needs. */
+static uint64_t most_shared(const struct moe_gpu *g, bool combine)
+{
+    uint64_t most = 0;
+    for (uint32_t phase = MOE_GPU_SEND; phase <= (MOE_GPU_SEND | MOE_GPU_RECV); phase++) {
+        struct moe_gpu_plan p =
+            combine ? combine_plan(g, phase) : dispatch_plan(g, phase);
+        uint64_t bytes = combine ? combine_shared(g, &p) : dispatch_shared(g, &p);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static enum hdl_status find_kernels(struct moe_gpu *g)
+{
+    uint64_t bytes = most_shared(g, false);
+    enum hdl_status s =
+        find_kernel(g, dispatch_name(g->config), "", bytes, &g->dispatch[0]);
+    if (!s)
+        s = find_kernel(g, dispatch_name(g->config), "_wide", bytes, &g->dispatch[1]);
+    if (s || g->config->opaque)
+        return s;
+    bytes = most_shared(g, true);
+    s = find_kernel(g, combine_name(g->config), "", bytes, &g->combine[0]);
+    return s ? s
+             : find_kernel(g, combine_name(g->config), "_wide", bytes, &g->combine[1]);
+}
+
+enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,
+                               struct moe_gpu **gpu)
+{
+    struct moe_gpu_geometry geo;
+    enum hdl_status s = moe_gpu_geometry_init(opts->config, &geo);
+    if (s)
+        return s;
+    struct moe_gpu *g = base_alloc(env, 1, sizeof(*g));
+    if (!g)
+        return HDL_ENOMEM;
+    g->env = env;
+    g->config = opts->config;
+    g->geo = geo;
+    g->rank = opts->rank;
+    s = gpu_device_open(env, opts->device, &g->device);
+    if (s)
+        goto fail;
+    g->dispatch_senders = opts->dispatch_senders;
+    g->combine_senders = opts->combine_senders;
+    g->blocks = opts->blocks ? opts->blocks : (uint32_t)g->device.multiprocessors;
+    if (g->blocks > MOE_GPU_MAX_CTAS)
+        g->blocks = MOE_GPU_MAX_CTAS;
+    s = put_tables(g);
+    if (!s)
+        s = put_lanes(g);
+    if (!s)
+        s = find_kernels(g);
+    if (!s)
+        s = gpu_block_create(&g->device, geo.total_bytes, &g->arena[g->rank]);
+    if (s)
+        goto fail;
+    s = gpu_enter(&g->device);
+    if (s)
+        goto fail;
+    s = gpu_check(
+        g->device.driver->fill(g->arena[g->rank].address, 0, geo.total_bytes, NULL),
+        "cuMemsetD8Async");
+    if (!s)
+        s = gpu_check(g->device.driver->stream_sync(NULL), "cuStreamSynchronize");
+    gpu_leave(&g->device);
+    if (s)
+        goto fail;
+    *gpu = g;
+    return HDL_OK;
+fail:
+    moe_gpu_destroy(g);
+    return s;
+}
+
+void moe_gpu_destroy(struct moe_gpu *g)
+{
+    if (!g)
+        return;
+    if (g->device.ctx) {
+        for (int r = 0; r < MOE_GPU_MAX_RANKS; r++)
+            gpu_block_free(&g->device, &g->arena[r]);
+        gpu_free(&g->device, g->lane_memory);
+        gpu_free(&g->device, g->tables);
+        gpu_device_close(&g->device);
+    }
+    base_free(g->env, g);
+}
+
+enum hdl_status moe_gpu_export(struct moe_gpu *g, int *fd)
+{
+    return gpu_block_export(&g->device, &g->arena[g->rank], fd);
+}
+
+enum hdl_status moe_gpu_attach(struct moe_gpu *g, uint32_t rank, int fd)
+{
+    struct gpu_block *block = &g->arena[rank];
+    if (rank >= g->geo.ranks || rank == g->rank)
+        return base_fail(HDL_EINVAL, "arena of rank %u of %u for rank %u", rank,
+                         g->geo.ranks, g->rank);
+    if (block->address) {
+        gpu_block_unmap(&g->device, block);
+    } else {
+        enum hdl_status s = gpu_block_reserve(&g->device, g->geo.total_bytes, block);
+        if (s)
+            return s;
+    }
+    return gpu_block_import(&g->device, fd, block);
+}
+
+/* ----------------------------------------------------------------------- launches */
+
+static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call,
+                        struct moe_gpu_args *a)
+{
+    const struct moe_map *m = &g->config->map;
+    const struct moe_shape *s = &g->config->shape;
+    struct lane_places p = place_lane(&g->geo);
+    uint64_t lane = state_at(g, call->lane);
+    memset(a, 0, sizeof(*a));
+    for (uint32_t r = 0; r < g->geo.ranks; r++)
+        a->base[r] = g->arena[r].address;
+    a->geo = g->geo;
+    a->lane.state = (struct moe_gpu_state *)lane;
+    a->lane.sent_rows = (uint32_t *)(lane + p.sent_rows);
+    a->lane.sent_sums = (uint32_t *)(lane + p.sent_sums);
+    a->lane.own_ranks = (uint32_t *)(lane + p.own_ranks);
+    a->lane.entries = (struct moe_gpu_entry *)(lane + p.entries);
+    a->packets_magic = moe_gpu_magic(g->geo.packets);
+    a->header_parts = (s->max_tokens * g->geo.packets + 31) / 32;
+    a->row_accesses = (g->geo.row.pairs + 1) / 2;
+    a->give_accesses = (g->geo.give.pairs + 1) / 2;
+    a->half_at[0] = g->geo.half_bytes * 2 * call->lane;
+    a->half_at[1] = a->half_at[0] + g->geo.half_bytes;
+    a->rank = g->rank;
+    a->phase = call->phase;
+    a->experts = s->experts;
+    a->local_experts = g->local_experts;
+    a->slot_base = m->first[g->rank];
+    a->even_experts = g->even_experts;
+    a->order = s->order;
+    a->align = s->align ? s->align : 1;
+    a->format = (uint32_t)g->config->format;
+    a->hidden = s->hidden;
+    a->active = call->active | 1u << g->rank;
+    a->expert_rows = g->geo.sources * s->max_tokens;
+    a->timeout_ns = call->timeout_ns;
+    a->holder_first = (const uint32_t *)g->tables;
+    a->holder_slot = (const uint16_t *)(g->tables + (m->experts + 1) * sizeof(uint32_t));
+    a->slot_rank = a->holder_slot + m->first[m->ranks];
+    a->trace = (uint64_t *)call->trace;
+}
+
+/* Rows can be moved as vectors of 16 B. */
+static bool is_wide(const void *rows, uint64_t stride)
+{
+    return ((uintptr_t)rows | stride) % 16 == 0;
+}
+
+/* How blocks and their warps are divided among tokens and ranks. */
+static void share_work(const struct moe_gpu *g, struct moe_gpu_args *a,
+                       const struct moe_gpu_plan *p, uint32_t threads)
+{
+    a->plan = *p;
+    a->classes_magic = moe_gpu_magic(p->take_classes);
+    share_warps(g, threads, &a->groups, &a->per_group);
+    share_give(g, p, a->per_group, &a->give_share, &a->give_part);
+}
+
+static enum hdl_status launch(const struct moe_gpu *g, struct gpu_function *function,
+                              uint32_t grid, uint32_t threads, uint64_t shared,
+                              struct moe_gpu_args *a, const struct moe_gpu_call *call)
+{
+    void *params[] = {a};
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_check(g->device.driver->launch(function, grid, 1, 1, threads, 1, 1,
+                                           (unsigned)shared, call->stream, params, NULL),
+                  "cuLaunchKernel");
+    gpu_leave(&g->device);
+    return s;
+}
+
+enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *call,
+                                 const struct moe_gpu_tokens *tokens,
+                                 const struct moe_gpu_received *received)
+{
+    struct moe_gpu_args a;
+    bool wide = true;
+    common_args(g, call, &a);
+    if (tokens && (call->phase & MOE_GPU_SEND)) {
+        a.in_rows = tokens->rows;
+        a.in_scales = tokens->scales;
+        a.ids = tokens->ids;
+        a.in_weights = tokens->weights;
+        a.num_tokens_at = tokens->num_tokens_at;
+        a.num_tokens = tokens->num_tokens;
+        a.ids_are_64 = tokens->ids_are_64;
+        a.in_scale_bytes = g->geo.row.scale_bytes;
+        wide = wide && is_wide(tokens->rows, g->config->row_in_bytes);
+    }
+    if (received && (call->phase & MOE_GPU_RECV)) {
+        a.out_rows = received->rows;
+        a.out_scales = received->scales;
+        a.counts = received->counts;
+        a.offsets = received->offsets;
+        a.row_numbers = received->row_numbers;
+        a.source_token = received->source_token;
+        a.ranges = received->ranges;
+        a.local_ids = received->local_ids;
+        a.out_weights = received->weights;
+        a.source_counts = received->source_counts;
+        a.totals = received->totals;
+        wide = wide && is_wide(received->rows, g->geo.row.data_bytes) &&
+               is_wide(received->scales, g->geo.row.scale_bytes);
+        a.zero_padding = g->config->zero_padding;
+    }
+    struct moe_gpu_plan p = dispatch_plan(g, call->phase);
+    share_work(g, &a, &p, MOE_GPU_DISPATCH_THREADS);
+    a.shared = moe_gpu_share(&g->geo, g->local_experts, a.order, &p);
+    return launch(g, g->dispatch[wide], p.grid, MOE_GPU_DISPATCH_THREADS, a.shared.bytes,
+                  &a, call);
+}
+
+enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *call,
+                                const struct moe_gpu_result *result)
+{
+    struct moe_gpu_args a;
+    if (!g->combine[0])
+        return base_fail(HDL_ENOTSUP, "combine of opaque rows");
+    common_args(g, call, &a);
+    a.expert_out = result->expert_out;
+    a.result = result->rows;
+    a.bias[0] = result->bias[0];
+    a.bias[1] = result->bias[1];
+    a.missing = result->missing;
+    a.accumulate = result->accumulate;
+    bool wide = is_wide(result->expert_out, g->geo.give.data_bytes) &&
+                is_wide(result->rows, 0) && is_wide(result->bias[0], 0) &&
+                is_wide(result->bias[1], 0);
+    struct moe_gpu_plan p = combine_plan(g, call->phase);
+    share_work(g, &a, &p, MOE_GPU_COMBINE_THREADS);
+    return launch(g, g->combine[wide], p.grid, MOE_GPU_COMBINE_THREADS,
+                  combine_shared(g, &p), &a, call);
+}

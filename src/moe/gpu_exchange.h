@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One rank's side of an exchange on a GPU: arena, tables, and the launches of its
+ * kernels. */
+#ifndef MOE_GPU_EXCHANGE_H
+#define MOE_GPU_EXCHANGE_H
+
+#include "gpu/memory.h"
+#include "moe/config.h"
+#include "moe/gpu_args.h"
+
+/*
+ * The host side of the kernels, which knows nothing of groups: whoever creates it brings
+ * the peers' memory as descriptors, and keeps the order of steps and lanes. All calls of
+ * a lane go to streams in the order dispatch, combine, dispatch, ...; every number that
+ * advances is in device memory, so they may be captured into a graph and replayed.
+ */
+struct moe_gpu {
+    struct base_env *env;
+    struct gpu_device device;
+    const struct moe_config *config;
+    struct moe_gpu_geometry geo;
+    uint32_t rank;
+    uint32_t blocks; /* most blocks of a launch: the budget of multiprocessors */
+    uint32_t dispatch_senders, combine_senders;
+    uint32_t even_experts;
+    uint32_t local_experts;
+    struct gpu_block arena[MOE_GPU_MAX_RANKS]; /* own and peers' */
+    uint64_t tables;                           /* expert map */
+    uint64_t lane_memory;
+    uint64_t lane_bytes;
+    struct gpu_function *dispatch[2], *combine[2]; /* for any rows, for aligned rows */
+};
+
+struct moe_gpu_opts {
+    const struct moe_config *config; /* must outlive the exchange */
+    uint32_t rank;
+    int device;
+    uint32_t blocks;                            /* 0 = all multiprocessors */
+    uint32_t dispatch_senders, combine_senders; /* blocks of these that send; 0 = half */
+};
+
+/* Bytes of a rank's arena for these options. HDL_ENOTSUP for what kernels do not do. */
+enum hdl_status moe_gpu_geometry_init(const struct moe_config *config,
+                                      struct moe_gpu_geometry *geo);
+
+enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,
+                               struct moe_gpu **gpu);
+/* No work may be in flight. NULL is legal. */
+void moe_gpu_destroy(struct moe_gpu *gpu);
+
+/* The own arena as a descriptor for peers; the caller closes it. */
+enum hdl_status moe_gpu_export(struct moe_gpu *gpu, int *fd);
+/* Maps the arena of `rank`; a former one is replaced at the same address, when no kernel
+ * runs. `fd` stays the caller's. */
+enum hdl_status moe_gpu_attach(struct moe_gpu *gpu, uint32_t rank, int fd);
+
+/* Which ranks the kernels believe in (bit r), seen also by kernels that are waiting. */
+enum hdl_status moe_gpu_set_active(struct moe_gpu *gpu, uint32_t active,
+                                   struct gpu_stream *stream);
+
+struct moe_gpu_call {
+    uint32_t lane;
+    uint32_t phase;      /* MOE_GPU_SEND, MOE_GPU_RECV, or both */
+    uint32_t active;     /* bit r: rank r is waited for */
+    uint64_t timeout_ns; /* 0 = none */
+    uint64_t trace;      /* device address for times of blocks, or 0 */
+    struct gpu_stream *stream;
+};
+
+/* Device addresses; what they mean says struct hdl_moe_tokens. */
+struct moe_gpu_tokens {
+    const void *rows, *scales, *ids;
+    const float *weights;
+    const int32_t *num_tokens_at; /* device word, or NULL */
+    uint32_t num_tokens;
+    bool ids_are_64;
+};
+
+/* Device addresses; what they mean says struct hdl_moe_received. */
+struct moe_gpu_received {
+    void *rows, *scales;
+    int32_t *counts;
+    int64_t *offsets, *row_numbers;
+    int32_t *source_token;
+    int64_t *ranges;
+    int32_t *local_ids;
+    float *weights;
+    int32_t *source_counts;
+    int64_t *totals; /* num_rows, num_pairs */
+};
+
+struct moe_gpu_result {
+    const void *expert_out;
+    void *rows;
+    const void *bias[2];
+    uint8_t *missing;
+    bool accumulate;
+};
+
+enum hdl_status moe_gpu_dispatch(struct moe_gpu *gpu, const struct moe_gpu_call *call,
+                                 const struct moe_gpu_tokens *tokens,
+                                 const struct moe_gpu_received *received);
+enum hdl_status moe_gpu_combine(struct moe_gpu *gpu, const struct moe_gpu_call *call,
+                                const struct moe_gpu_result *result);
+
+/* A copy of a lane's state; waits for the stream. */
+enum hdl_status moe_gpu_read_state(struct moe_gpu *gpu, uint32_t lane,
+                                   struct gpu_stream *stream,
+                                   struct moe_gpu_state *state);
+/* For tests: the number of the next step of a lane. */
+enum hdl_status moe_gpu_set_step(struct moe_gpu *gpu, uint32_t lane, uint32_t step,
+                                 struct gpu_stream *stream);
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Compares the MoE kernels with the oracle over random shapes: moe_check [cases] [seed]
+ * [only this]. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ranks.h"
+
+/* The choices of one random case. */
+static uint32_t pick(uint64_t *seed, const uint32_t *from, uint32_t n)
+{
+    return from[gpu_random(seed) % n];
+}
+
+#define PICK(seed, ...)                                                                  \
+    pick(seed, (const uint32_t[]){__VA_ARGS__},                                          \
+         sizeof((const uint32_t[]){__VA_ARGS__}) / sizeof(uint32_t))
+
+static void random_types(struct hdl_moe_opts *o, uint64_t *seed)
+{
+    switch (gpu_random(seed) % 8) {
+    case 0:
+        o->dtype = HDL_BF16;
+        o->format = HDL_MOE_PLAIN;
+        break;
+    case 1:
+        o->dtype = HDL_F32;
+        o->format = PICK(seed, HDL_MOE_PLAIN, HDL_MOE_FP8);
+        break;
+    case 2:
+        o->dtype = HDL_F16;
+        o->format = PICK(seed, HDL_MOE_PLAIN, HDL_MOE_FP8, HDL_MOE_FP8_UE8M0);
+        break;
+    case 3:
+        o->dtype = HDL_F8E4M3;
+        o->format = PICK(seed, HDL_MOE_PLAIN, HDL_MOE_FP8, HDL_MOE_FP8_UE8M0);
+        break;
+    case 4:
+        o->dtype = HDL_U8;
+        o->format = HDL_MOE_PLAIN;
+        break;
+    default:
+        o->dtype = HDL_BF16;
+        o->format = PICK(seed, HDL_MOE_FP8, HDL_MOE_FP8_POW2, HDL_MOE_FP8_UE8M0);
+        break;
+    }
+    if (o->dtype == HDL_F8E4M3)
+        o->combine_dtype = PICK(seed, HDL_BF16, HDL_F16, HDL_F32);
+}
+
+static void random_case(struct gpu_case *c, uint64_t *seed, bool split, uint32_t gpus)
+{
+    struct hdl_moe_opts *o = &c->opts;
+    gpu_case_defaults(c);
+    c->split = split;
+    c->ranks = split ? PICK(seed, 1, 2, 3, 4, 8) : gpus;
+    o->hidden =
+        (int32_t)PICK(seed, 8, 16, 100, 128, 136, 256, 331, 512, 896, 2048, 2880, 7168);
+    o->max_tokens = (int32_t)PICK(seed, 1, 2, 7, 31, 64, 128, 129, 300);
+    if (o->hidden > 300 && o->max_tokens > 31)
+        o->max_tokens = 31;
+    o->top_k = (int32_t)PICK(seed, 1, 2, 6, 8, 9, 16, 40);
+    o->num_experts = (int32_t)(c->ranks * PICK(seed, 1, 2, 8, 33, 64));
+    while (o->top_k > o->num_experts)
+        o->top_k /= 2;
+    if (o->num_experts > 32 && o->max_tokens > 31)
+        o->num_experts = (int32_t)(c->ranks * 4);
+    while (o->top_k > o->num_experts)
+        o->top_k /= 2;
+    o->layout = PICK(seed, HDL_MOE_EXPERT_3D, HDL_MOE_EXPERT_3D, HDL_MOE_EXPERT_FLAT,
+                     HDL_MOE_RANK_MAJOR, HDL_MOE_INDEXED);
+    if (o->layout == HDL_MOE_EXPERT_FLAT)
+        o->align = (int32_t)PICK(seed, 1, 8, 64);
+    o->zero_padding = gpu_random(seed) & 1;
+    random_types(o, seed);
+}
+
+static void random_step(struct gpu_case *c, uint64_t *seed)
+{
+    c->seed = (uint32_t)gpu_random(seed);
+    c->routing = (int)(gpu_random(seed) % ROUTE_KINDS);
+    if (gpu_random(seed) & 1)
+        c->routing = ROUTE_UNIFORM;
+    c->ids_are_64 = gpu_random(seed) & 1;
+    c->bias = gpu_random(seed) & 1;
+    c->accumulate = (gpu_random(seed) & 3) == 0;
+    c->special = (gpu_random(seed) & 3) == 0;
+    c->wide_values = gpu_random(seed) & 1;
+    uint32_t M = (uint32_t)c->opts.max_tokens;
+    for (uint32_t r = 0; r < c->ranks; r++)
+        c->tokens[r] =
+            (gpu_random(seed) & 1) ? M : (uint32_t)(gpu_random(seed) % (M + 1));
+}
+
+static int run_case(uint64_t *seed, bool split, int gpus, uint32_t number, int only)
+{
+    struct gpu_case c;
+    struct gpu_world *w = calloc(1, sizeof(*w));
+    int bad = 0;
+    random_case(&c, seed, split, (uint32_t)gpus);
+    if (only >= 0 && only != (int)number) {
+        for (int step = 0; step < 3; step++)
+            random_step(&c, seed);
+        free(w);
+        return 0;
+    }
+    if (!w ||
+        !gpu_world_open(w, &c.opts, c.ranks, split ? 1 : gpus, (number % 3) ? 0 : 3))
+        exit(1);
+    for (int step = 0; step < 3; step++) {
+        random_step(&c, seed);
+        if (!gpu_world_fill(w, &c) || !gpu_world_step(w, &c, 0))
+            exit(1);
+        int differ = gpu_world_compare(w, &c);
+        if (differ)
+            fprintf(stderr,
+                    "case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d align "
+                    "%d dtype %d "
+                    "format %d combine %d routing %d special %d wide %d blocks %u: %d "
+                    "buffers differ\n",
+                    number, step, c.ranks, c.opts.hidden, c.opts.max_tokens, c.opts.top_k,
+                    c.opts.num_experts, (int)c.opts.layout, c.opts.align,
+                    (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
+                    c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks, differ);
+        bad += differ != 0;
+    }
+    gpu_world_close(w);
+    free(w);
+    return bad;
+}
+
+int main(int argc, char **argv)
+{
+    uint32_t cases = argc > 1 ? (uint32_t)atoi(argv[1]) : 50;
+    uint64_t seed = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
+    int gpus = gpu_count(), bad = 0;
+    if (gpus == 0) {
+        printf("skipped: %s\n", base_detail());
+        return 77;
+    }
+    int only = argc > 3 ? atoi(argv[3]) : -1;
+    const char *mode = getenv("MOE_CHECK_MODE"); /* "split" or "fused", else both */
+    bool fused = gpus > 1 && !(mode && strcmp(mode, "split") == 0);
+    bool split = !(mode && strcmp(mode, "fused") == 0);
+    for (uint32_t i = 0; split && i < cases && bad < 8; i++)
+        bad += run_case(&seed, true, gpus, i, only);
+    if (split)
+        printf("virtual ranks on one GPU: %u cases, %d steps differ\n", cases, bad);
+    int together = 0;
+    for (uint32_t i = 0; fused && i < cases && together < 8; i++)
+        together += run_case(&seed, false, gpus, i, only);
+    if (fused)
+        printf("%d GPUs: %u cases, %d steps differ\n", gpus, cases, together);
+    return bad + together ? 1 : 0;
+}
