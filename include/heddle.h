@@ -191,8 +191,9 @@ struct hdl_context_opts {
                 const char *line); /* NULL = stderr */
     void *log_user;
     const struct hdl_allocator *allocator;
-    int64_t link_timeout_us; /* a link between live ranks that stays down so long is given
-                                up; default 5 s; what rank 0 or the coordinator says counts */
+    int64_t
+        link_timeout_us; /* a link between live ranks that stays down so long is given
+                            up; default 5 s; what rank 0 or the coordinator says counts */
     bool standalone; /* the coordinator is a process of its own (`heddle coordinator`) at
                         the address `coordinator` or HEDDLE_COORDINATOR, which survives
                         every rank, or HEDDLE_STANDALONE=1 */
