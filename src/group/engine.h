@@ -44,6 +44,9 @@ struct group_engine {
     _Atomic uint64_t polls; /* rounds of progress; written under the lock */
     uint32_t holder_waits;  /* 1 if the lock's holder is one of the waiters */
     int64_t next_tick_ns;
+    /* Waits in a row that one yield ended, and when to move to another core: spread.c. */
+    _Atomic uint32_t shared_waits;
+    _Atomic int64_t spread_at_ns, spread_pause_ns;
     int64_t spin_ns, yield_ns;
     uint32_t cores;
 

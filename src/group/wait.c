@@ -12,6 +12,7 @@
 #include "base/rankset.h"
 #include "group/group.h"
 #include "group/p2p.h"
+#include "group/spread.h"
 #include "net/net.h"
 
 /* Rounds of progress between two looks at the clock or two yields. A waiter spins for
@@ -183,7 +184,7 @@ static bool sleep_once(struct group_engine *engine, const struct target *target,
 }
 
 static bool wait_until(struct group_engine *engine, const struct target *target,
-                       int64_t deadline, bool crowded)
+                       int64_t deadline, bool crowded, uint32_t *yields)
 {
     int64_t since = 0;
     int rounds = crowded ? CROWDED_ROUNDS : SPIN_ROUNDS;
@@ -202,6 +203,7 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
         if (!crowded)
             rounds = YIELD_ROUNDS;
         moved = false;
+        ++*yields;
         if (idle < engine->yield_ns)
             sched_yield();
         else if (sleep_once(engine, target, deadline, &moved))
@@ -219,7 +221,10 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
     bool crowded = group && (group->crowded || group->late > 0);
     if (!group_op_finished(op)) {
         atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
-        (void)wait_until(engine, &target, deadline_ns, crowded);
+        uint32_t yields = 0;
+        (void)wait_until(engine, &target, deadline_ns, crowded, &yields);
+        if (group && !group->crowded)
+            group_spread(engine, yields);
         atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
         /* Messaged peers go on without this thread. */
         if (engine->net && net_needs_poll(engine->net))
@@ -233,7 +238,8 @@ bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument)
 {
     struct target target = {.test = test, .argument = argument};
     atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
-    bool done = wait_until(engine, &target, deadline_ns, false);
+    uint32_t yields = 0;
+    bool done = wait_until(engine, &target, deadline_ns, false, &yields);
     atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
     return done;
 }

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Moving a waiting thread off a core that it shares with the peer it waits for. */
+#include "group/spread.h"
+
+#include <sched.h>
+
+#include "base/clock.h"
+#include "base/random.h"
+#include "group/engine.h"
+
+/*
+ * Two ranks that yield to each other look busy and fresh in the cache to the scheduler,
+ * which then leaves them on one core for seconds while another would take one of them.
+ * The sign: wait after wait ends with one yield. Leaving the core out of the thread's
+ * mask for a moment moves it; the mask is then as it was. Chance decides who moves, or
+ * both would meet on the next core.
+ */
+#define PAUSE_FIRST (2 * BASE_NS_PER_MS)
+#define PAUSE_MOST (50 * BASE_NS_PER_MS)
+#define PAUSE_FORGET (500 * BASE_NS_PER_MS)
+enum { WAITS_MANY = 32, YIELDS_FEW = 2 };
+
+static void move_thread(uint64_t seed)
+{
+    cpu_set_t mask;
+    int core = sched_getcpu();
+    if (base_splitmix_below(&seed, 2) || core < 0 || core >= CPU_SETSIZE ||
+        sched_getaffinity(0, sizeof(mask), &mask) != 0 || CPU_COUNT(&mask) < 2)
+        return;
+    cpu_set_t others = mask;
+    CPU_CLR((size_t)core, &others);
+    if (sched_setaffinity(0, sizeof(others), &others) == 0)
+        (void)sched_setaffinity(0, sizeof(mask), &mask);
+}
+
+void group_spread(struct group_engine *engine, uint32_t yields)
+{
+    uint32_t waits = atomic_load_explicit(&engine->shared_waits, memory_order_relaxed);
+    if (yields == 0 || yields > YIELDS_FEW) {
+        if (waits)
+            atomic_store_explicit(&engine->shared_waits, 0, memory_order_relaxed);
+        return;
+    }
+    if (waits < WAITS_MANY) {
+        atomic_store_explicit(&engine->shared_waits, waits + 1, memory_order_relaxed);
+        return;
+    }
+    int64_t now = base_now_ns();
+    if (!engine->env->config.spread ||
+        now < atomic_load_explicit(&engine->spread_at_ns, memory_order_relaxed))
+        return;
+    /* Moves soon after each other do not help: then they become rare. */
+    int64_t last = atomic_load_explicit(&engine->spread_at_ns, memory_order_relaxed);
+    int64_t pause = atomic_load_explicit(&engine->spread_pause_ns, memory_order_relaxed);
+    pause = pause < PAUSE_FIRST || now - last > PAUSE_FORGET ? PAUSE_FIRST : pause;
+    atomic_store_explicit(&engine->spread_at_ns, now + pause, memory_order_relaxed);
+    pause = 2 * pause < PAUSE_MOST ? 2 * pause : PAUSE_MOST;
+    atomic_store_explicit(&engine->spread_pause_ns, pause, memory_order_relaxed);
+    atomic_store_explicit(&engine->shared_waits, 0, memory_order_relaxed);
+    move_thread((uint64_t)now ^ (uint64_t)(uintptr_t)engine);
+}
