@@ -512,20 +512,38 @@ static uint32_t *copy_ranks(struct host *host, const struct host_group_opts *opt
     return ranks;
 }
 
+/* A process has one slot of a group: a second one would be waited for in vain. */
+static enum hdl_status check_ranks(const struct host *host,
+                                   const struct host_group_opts *opts)
+{
+    for (uint32_t i = 0; i < opts->num_founders; i++) {
+        if (opts->ranks[i] < 0 || opts->ranks[i] >= host->num_ranks)
+            return base_fail(HDL_EINVAL,
+                             "group %s: slot %u names rank %d, the job has %d",
+                             opts->name, i, opts->ranks[i], host->num_ranks);
+        for (uint32_t j = 0; j < i; j++)
+            if (opts->ranks[j] == opts->ranks[i])
+                return base_fail(HDL_EINVAL,
+                                 "group %s: slots %u and %u both name rank %d",
+                                 opts->name, j, i, opts->ranks[i]);
+    }
+    return HDL_OK;
+}
+
 static enum hdl_status check_opts(const struct host *host,
                                   const struct host_group_opts *opts)
 {
     if (!opts->name || strlen(opts->name) >= sizeof(((struct host_group *)0)->name))
         return base_fail(HDL_EINVAL, "group name missing or longer than 63 bytes");
+    /* The log and the dump have the name in their lines. */
+    for (size_t i = 0; opts->name[i]; i++)
+        if ((unsigned char)opts->name[i] < ' ' || opts->name[i] == 0x7f)
+            return base_fail(HDL_EINVAL, "group name has byte %#x at %zu",
+                             (unsigned)(unsigned char)opts->name[i], i);
     if (opts->num_founders == 0 || opts->num_founders > opts->capacity)
         return base_fail(HDL_EINVAL, "group %s: %u founders, capacity %u", opts->name,
                          opts->num_founders, opts->capacity);
-    for (uint32_t i = 0; opts->ranks && i < opts->num_founders; i++)
-        if (opts->ranks[i] < 0 || opts->ranks[i] >= host->num_ranks)
-            return base_fail(HDL_EINVAL,
-                             "group %s: slot %u names rank %d, the job has %d",
-                             opts->name, i, opts->ranks[i], host->num_ranks);
-    return HDL_OK;
+    return opts->ranks ? check_ranks(host, opts) : HDL_OK;
 }
 
 enum hdl_status host_group_register(struct host *host, const struct host_group_opts *opts,

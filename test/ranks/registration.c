@@ -38,6 +38,12 @@ static void test_places(void)
     opts.capacity = 0;
     opts.num_ranks = -3;
     CHECK_STATUS(create(opts, &group), HDL_EINVAL);
+    opts.num_ranks = 2;
+    opts.rank = 0;
+    opts.ranks = (const int32_t[]){self.rank, self.rank};
+    CHECK_STATUS(create(opts, &group), HDL_EINVAL);
+    opts = (struct hdl_group_opts){.name = "two\nlines"};
+    CHECK_STATUS(create(opts, &group), HDL_EINVAL);
     CHECK(group == NULL, "a failed creation wrote its output");
     check_works("places");
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));
