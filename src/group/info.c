@@ -23,6 +23,17 @@ static const struct group_view *enter(struct hdl_group *group)
     return view;
 }
 
+/* Size of the next operation: a lost rank counts as long as operations report it, so that
+ * all ranks take arrays of the same length for the same operation. */
+static uint32_t size_of_next(struct hdl_group *group, const struct group_view *view)
+{
+    uint64_t next = atomic_load_explicit(&group->next, memory_order_relaxed);
+    for (uint32_t r = group->capacity; r > view->ctl->size; r--)
+        if (ctl_slot_reports(&view->ctl->slots[r - 1], next))
+            return r;
+    return view->ctl->size;
+}
+
 static void leave(struct hdl_group *group)
 {
     atomic_fetch_sub(&group->view_readers, 1);
@@ -65,7 +76,7 @@ enum hdl_status hdl_group_view(const struct hdl_group *const_group, struct hdl_v
         out->epoch = view->ctl->epoch;
         out->rank = (int32_t)group->rank;
         out->capacity = (int32_t)group->capacity;
-        out->size = (int32_t)view->ctl->size;
+        out->size = (int32_t)size_of_next(group, view);
         out->num_active = (int32_t)view->ctl->num_active;
         out->num_absent = (int32_t)view->ctl->num_absent;
         if (out->active)
@@ -91,7 +102,7 @@ int32_t hdl_group_size(const struct hdl_group *const_group)
     struct hdl_group *group = writable(const_group);
     if (!group || group->magic != GROUP_MAGIC || !atomic_load(&group->view))
         return -1;
-    int32_t size = (int32_t)enter(group)->ctl->size;
+    int32_t size = (int32_t)size_of_next(group, enter(group));
     leave(group);
     return size;
 }
