@@ -220,11 +220,13 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_context_dump(struct hdl_context *cont
 
 struct hdl_group_opts {
     size_t size;
-    const char *name;       /* identity together with capacity; NULL = "world" */
+    const char *name;       /* identity together with capacity; NULL = "world"; at most 63
+                               bytes, no control characters */
     int32_t rank;           /* this process's slot; used if num_ranks > 0 */
     int32_t num_ranks;      /* founders; 0 = all ranks of the job, rank = job rank */
     int32_t capacity;       /* slots; 0 = num_ranks */
-    const int32_t *ranks;   /* job rank of each slot [num_ranks]; NULL = 0,1,2,... */
+    const int32_t *ranks;   /* job rank of each slot [num_ranks], none twice; NULL =
+                               0,1,2,... */
     int64_t timeout_us;     /* for creation; default 60 s */
     int64_t op_timeout_us;  /* deadline of every operation; 0 = none; see hdl_call */
     uint32_t window_chunks; /* chunks that may be open at once; default 16 */
@@ -264,7 +266,7 @@ struct hdl_view {
     uint64_t epoch;     /* grows with every committed view, with gaps */
     int32_t rank;       /* own slot */
     int32_t capacity;   /* slots */
-    int32_t size;       /* highest active slot + 1 */
+    int32_t size;       /* highest active slot + 1; a lost one counts while reported */
     int32_t num_active; /* active slots */
     int32_t num_absent; /* of the active ones, those agreed to be lost */
     int32_t mask_words; /* in: words at `active` and `absent`; out: words needed */
