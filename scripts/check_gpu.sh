@@ -12,6 +12,9 @@ timeout 600 "$build/moe_check" "$cases" "$seed"
 status=$?
 [ $status = 77 ] && exit 77
 [ $status = 0 ] || exit 1
+timeout 90 "$build/moe_processes"
+status=$?
+[ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1
 timeout 120 "$build/gpu_micro"
 status=$?

@@ -67,10 +67,10 @@ enum hdl_status gpu_describe(int ordinal, struct gpu_info *info)
 
 static enum hdl_status load_kernels(struct gpu_device *d)
 {
-    if (!gpu_kernel_images[0])
+    if (!gpu_kernel_images[0].image)
         return base_fail(HDL_ENOTSUP, "this build has no GPU kernels");
-    for (int i = 0; gpu_kernel_images[i]; i++) {
-        int error = d->driver->module_load(&d->module[i], gpu_kernel_images[i]);
+    for (int i = 0; gpu_kernel_images[i].image; i++) {
+        int error = d->driver->module_load(&d->module[i], gpu_kernel_images[i].image);
         if (!error)
             continue;
         gpu_check(error, "cuModuleLoadData");
@@ -154,12 +154,11 @@ void gpu_leave(const struct gpu_device *d)
 enum hdl_status gpu_kernel(const struct gpu_device *d, const char *name,
                            struct gpu_function **function)
 {
-    int error = 0;
     for (int i = 0; i < GPU_MAX_IMAGES && d->module[i]; i++) {
-        error = d->driver->module_function(function, d->module[i], name);
-        if (!error)
-            return HDL_OK;
+        const char *prefix = gpu_kernel_images[i].prefix;
+        if (strncmp(name, prefix, strlen(prefix)) == 0)
+            return gpu_check(d->driver->module_function(function, d->module[i], name),
+                             name);
     }
-    gpu_check(error, name);
-    return base_fail(HDL_EGPU, "no kernel %s: %s", name, base_detail());
+    return base_fail(HDL_EINTERNAL, "no kernel %s", name);
 }

@@ -21,13 +21,16 @@
 IMAGE(gpu_image_dispatch, GPU_FATBIN_DISPATCH)
 IMAGE(gpu_image_combine, GPU_FATBIN_COMBINE)
 
-const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1] = {
-    gpu_image_dispatch, gpu_image_combine, NULL};
+const struct gpu_image gpu_kernel_images[GPU_MAX_IMAGES + 1] = {
+    {gpu_image_dispatch, "moe_dispatch_"},
+    {gpu_image_combine, "moe_combine_"},
+    {NULL, NULL},
+};
 const char gpu_kernels_architectures[] = GPU_ARCHITECTURES;
 
 #else
 
-const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1] = {NULL};
+const struct gpu_image gpu_kernel_images[GPU_MAX_IMAGES + 1] = {{NULL, NULL}};
 const char gpu_kernels_architectures[] = "";
 
 #endif

@@ -6,8 +6,13 @@
 
 enum { GPU_MAX_IMAGES = 4 };
 
-/* One image for each .cu file, then NULL. */
-extern const unsigned char *const gpu_kernel_images[GPU_MAX_IMAGES + 1];
+/* One image for each .cu file; the names of its kernels begin with `prefix`. */
+struct gpu_image {
+    const unsigned char *image;
+    const char *prefix;
+};
+/* The last one has no image. */
+extern const struct gpu_image gpu_kernel_images[GPU_MAX_IMAGES + 1];
 /* What they were compiled for, such as "sm_90 compute_90"; "" without kernels. */
 extern const char gpu_kernels_architectures[];
 

@@ -73,7 +73,13 @@ struct gpu_world {
     struct base_env env;
     struct moe_config config;
     uint32_t ranks;
-    bool bench; /* set before opening: large buffers stay on the device, no comparison */
+    /* Set before opening. */
+    bool bench; /* large buffers stay on the device, no comparison */
+    bool apart; /* this process has the GPU of rank `only` alone, as device 0 */
+    uint32_t only;
+    /* Ranks that the oracle expects to take part. */
+    int32_t present[MOE_GPU_MAX_RANKS];
+    uint64_t timeout_ns;
     struct gpu_rank rank[MOE_GPU_MAX_RANKS];
 };
 
