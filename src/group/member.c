@@ -59,7 +59,9 @@ static bool is_member(void *argument)
 {
     struct hdl_group *group = argument;
     const struct ctl_slot *own = &group->seen->ctl->slots[group->rank];
-    return is_over(group) || (own->active && own->first == group->entered &&
+    /* A rank that made no call since its removal has yet to take over that view, too. */
+    bool newest = group->seen == atomic_load(&group->view);
+    return is_over(group) || (newest && own->active && own->first == group->entered &&
                               group->path != &group_path_isolated);
 }
 
