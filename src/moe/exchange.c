@@ -240,11 +240,8 @@ enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opt
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (o.active && o.active[r] == 0)
             continue;
-        enum moe_presence presence = m->peers->ops->presence(m->peers, r);
-        if (presence == MOE_PRESENT)
+        if (m->peers->ops->presence(m->peers, r) != MOE_NO_MEMBER)
             moe_set_bit(m->mask, r);
-        else if (presence == MOE_ABSENT)
-            moe_call_lose(m, call, r);
     }
     return HDL_OK;
 }

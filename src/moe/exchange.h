@@ -248,8 +248,8 @@ void moe_exchange_replace(struct hdl_moe *m, struct hdl_moe *fresh);
 /* HDL_EINVAL unless it is an exchange. */
 enum hdl_status moe_exchange_check(const struct hdl_moe *m);
 
-/* Options of a call, and m->mask: the call's mask less the absent ranks, which are
- * cleared in it and counted in *lost. */
+/* Options of a call, and m->mask: the members that the caller's mask has. Who is lost, or
+ * left, stays in it: what came before that counts. The waits find out and clear it. */
 struct moe_call {
     int32_t *active;
     int64_t deadline_ns;

@@ -170,8 +170,12 @@ static enum moe_refusal write_header(struct hdl_moe *m, struct moe_lane *lane,
 {
     struct moe_header_line *line = moe_line(m, lane->half, m->peers->self);
     uint64_t *mask = (uint64_t *)(void *)(line + 1);
-    memcpy(mask, m->mask, m->config.layout.mask_words * sizeof(uint64_t));
     memcpy(lane->active, m->mask, m->config.layout.mask_words * sizeof(uint64_t));
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (moe_bit(m->mask, r) && moe_gone(m, r))
+            moe_clear_bit(lane->active, r); /* replicas elsewhere take its tokens */
+    }
+    memcpy(mask, lane->active, m->config.layout.mask_words * sizeof(uint64_t));
     line->refusal = MOE_ACCEPTED;
     line->weighted = t->weights != NULL || m->config.opaque;
     line->tokens = 0;

@@ -96,7 +96,9 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
             m->wait_ns[r] += m->run_begin[r] ? waited : 0;
     }
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (m->pending[r] != TAKE_WAITING)
+        bool gone =
+            m->pending[r] == TAKE_MISSING && moe_bit(m->mask, r) && moe_gone(m, r);
+        if (m->pending[r] != TAKE_WAITING && !gone)
             continue;
         m->pending[r] = TAKE_MISSING;
         moe_call_lose(m, call, r);
