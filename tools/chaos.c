@@ -56,6 +56,12 @@ static void compare(struct chaos *chaos, const struct crew_record *r)
      * that owed it nothing: the bytes agree, the failed set may not. */
     bool rooted = r->op.kind == CREW_BROADCAST && r->status >= 0 && first->status >= 0;
     bool same = first->status == r->status && first->op.failed == r->op.failed;
+    /* Who called before it could know of an admission has room for fewer blocks. */
+    uint64_t fewer = first->op.took_part & r->op.took_part;
+    if (r->op.kind == CREW_ALLGATHER && same &&
+        (fewer == first->op.took_part || fewer == r->op.took_part) &&
+        fewer != (first->op.took_part | r->op.took_part))
+        return;
     if (!(same || rooted) || first->op.kind != r->op.kind ||
         first->op.took_part != r->op.took_part ||
         first->op.took_part_2 != r->op.took_part_2 ||

@@ -24,7 +24,7 @@ enum crew_what {
 };
 
 /* Kinds of operations whose results follow other rules. */
-enum { CREW_BROADCAST = 3 };
+enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4 };
 
 struct crew_record {
     uint32_t what;

@@ -61,6 +61,7 @@ void agent_attach_next(struct ctl_agent *agent, struct agent_group *group)
     };
     struct ctl_change change = {.base = group->view->epoch,
                                 .settled = group->view->settled,
+                                .begun = group->view->begun,
                                 .link_from = 1,
                                 .capacity = group->view->capacity,
                                 .num_attempts = group->view->num_attempts,

@@ -379,10 +379,12 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
     commit.change.base = group->view->epoch;
     commit.change.capacity = capacity;
     commit.change.settled = group->view->settled;
+    commit.change.begun = CTL_OP_FOREVER;
     commit.change.link_from = group->view->link_from;
     commit.change.link_to = group->view->link_to;
     if (!empty) {
         (void)gather(c, group, &commit, items);
+        commit.change.begun = commit.next;
         if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
             commit.change.settled = commit.ready;
         collect_changes(c, group, &commit);

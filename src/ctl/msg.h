@@ -94,6 +94,7 @@ struct ctl_slot_change {
 struct ctl_change {
     uint64_t base; /* epoch that it applies to; 0 = whole view */
     uint64_t settled;
+    uint64_t begun;
     uint64_t link_from, link_to;
     uint32_t capacity;
     uint32_t num_attempts;

@@ -314,6 +314,7 @@ static void write_change(struct base_writer *writer, const struct ctl_change *ch
 {
     base_write_u64(writer, change->base);
     base_write_u64(writer, change->settled);
+    base_write_u64(writer, change->begun);
     base_write_u64(writer, change->link_from);
     base_write_u64(writer, change->link_to);
     base_write_u32(writer, change->capacity);
@@ -333,6 +334,7 @@ static void read_change(struct base_env *env, struct base_reader *reader,
     void *array;
     change->base = base_read_u64(reader);
     change->settled = base_read_u64(reader);
+    change->begun = base_read_u64(reader);
     change->link_from = base_read_u64(reader);
     change->link_to = base_read_u64(reader);
     change->capacity = base_read_u32(reader);

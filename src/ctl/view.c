@@ -123,6 +123,7 @@ struct ctl_view *ctl_view_apply(struct base_env *env, const struct ctl_view *bas
     view->group = group;
     view->epoch = epoch;
     view->settled = change->settled;
+    view->begun = change->begun;
     view->link_from = change->link_from;
     view->link_to = change->link_to;
     if (change->num_attempts > 0)
@@ -146,6 +147,7 @@ struct ctl_change ctl_view_whole(const struct ctl_view *view,
                                  struct ctl_slot_change *slots)
 {
     struct ctl_change change = {.settled = view->settled,
+                                .begun = view->begun,
                                 .link_from = view->link_from,
                                 .link_to = view->link_to,
                                 .capacity = view->capacity,

@@ -216,6 +216,7 @@ void group_closed(void *user, uint32_t slot, uint64_t rank_epoch)
     if (has_arrived(group, slot, rank_epoch))
         set_arrived(group, slot, NULL); /* a joiner that went away again */
     group_attach_again(group);
+    group_engine_wake(group->engine);
 }
 
 void group_attach_again(struct hdl_group *group)

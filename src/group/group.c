@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "group/mapped.h"
+#include "group/messaged.h"
 #include "group/p2p.h"
 #include "group/wait.h"
 #include "host/host.h"
@@ -328,6 +329,17 @@ static void tell_done(struct hdl_group *group)
     }
 }
 
+/* Nothing goes to a removed rank any more that is through with its last operation. */
+static void see_closings(struct hdl_group *group)
+{
+    group->seen_closings = atomic_load(&group->closings);
+    if (!group->path->messaged)
+        return;
+    atomic_fetch_add(&group->view_readers, 1);
+    messaged_hosts_adopt(group);
+    atomic_fetch_sub(&group->view_readers, 1);
+}
+
 bool group_progress(struct hdl_group *group)
 {
     int over = atomic_load_explicit(&group->over, memory_order_acquire);
@@ -335,6 +347,9 @@ bool group_progress(struct hdl_group *group)
         return fail_open(group, (enum hdl_status)over);
     if (atomic_load_explicit(&group->view, memory_order_seq_cst) != group->seen)
         adopt(group);
+    if (atomic_load_explicit(&group->closings, memory_order_acquire) !=
+        group->seen_closings)
+        see_closings(group);
     bool moved = false;
     if (!base_list_empty(&group->queue) && !group_frozen(group))
         moved = group->path->progress(group);

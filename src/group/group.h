@@ -158,6 +158,7 @@ struct hdl_group {
         *arrived;             /* [capacity] opened, not in a view yet; under view_lock */
     _Atomic uint64_t *closed; /* [capacity] rank epoch whose interval is closed */
     _Atomic uint64_t closings;
+    uint64_t seen_closings;
     atomic_bool attach_stopped;
     _Atomic(struct ctl_view *) attaching; /* view to attach to, not answered */
     struct group_job attach_job, notify_job;
@@ -284,6 +285,16 @@ static inline void group_done(struct hdl_group *group, uint64_t x)
 {
     group->done = x;
     atomic_store_explicit(&group->head->done, x, memory_order_release);
+}
+
+/* A rank that was removed and is through with its last operation, as it says itself or
+ * the coordinator does. */
+static inline bool group_reads_no_more(const struct hdl_group *group,
+                                       const struct group_view *view, uint32_t rank)
+{
+    const struct ctl_slot *slot = &view->ctl->slots[rank];
+    return group->peer[rank].done >= slot->last ||
+           atomic_load(&group->closed[rank]) == slot->rank_epoch;
 }
 
 static inline uint32_t group_slot_of(const struct hdl_group *group, uint64_t number,

@@ -28,16 +28,17 @@ static bool slot_free(struct hdl_group *group, uint64_t x)
     const struct group_view *view = group->seen;
     uint64_t lowest = group->done;
     for (uint32_t w = 0; w < view->num_words; w++) {
-        for (uint64_t bits = view->present[w]; bits; bits &= bits - 1) {
+        for (uint64_t bits = view->reading[w]; bits; bits &= bits - 1) {
             uint32_t rank = w * 64 + (uint32_t)__builtin_ctzll(bits);
             struct group_peer *peer = &group->peer[rank];
-            if (rank == group->rank)
+            if (rank == group->rank || !peer->segment)
                 continue;
             if (peer->done < x) {
                 struct group_head *head = group_segment_head(peer->segment);
                 peer->done = atomic_load_explicit(&head->done, memory_order_acquire);
             }
-            if (peer->done < lowest)
+            /* A removed rank reads up to its last operation. */
+            if (peer->done < lowest && !group_reads_no_more(group, view, rank))
                 lowest = peer->done;
         }
     }

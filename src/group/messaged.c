@@ -44,7 +44,8 @@ static bool slot_free(struct hdl_group *group, uint32_t slot, uint64_t x)
         return false;
     const struct group_view *view = group->seen;
     for (uint32_t r = 0; r < group->capacity; r++)
-        if (r != group->rank && group_view_present(view, r) && !peer_done(group, r, x))
+        if (r != group->rank && group_view_reading(view, r) && !peer_done(group, r, x) &&
+            !group_reads_no_more(group, view, r))
             return false;
     return true;
 }
@@ -53,7 +54,7 @@ static bool slot_free(struct hdl_group *group, uint32_t slot, uint64_t x)
 static bool may_use_pieces(const struct hdl_op *op)
 {
     const struct group_view *view = op->group->seen;
-    return op->algorithm->make_piece && !op->inlined &&
+    return op->algorithm->make_piece && !op->inlined && op->number >= view->ctl->begun &&
            op->number > view->reports_until &&
            GROUP_X(op->number, 0) >= view->steady_from;
 }
@@ -204,7 +205,7 @@ static bool all_ready(struct hdl_op *op, uint64_t chunk)
     for (; op->wait_rank < group->capacity; op->wait_rank++) {
         uint32_t r = op->wait_rank;
         if (r == group->rank || !mapped_takes_part(op, r, chunk) ||
-            !group_view_present(group->seen, r))
+            group_view_absent(group->seen, r))
             continue;
         uint64_t word = atomic_load_explicit(&m->heads[r]->ready, memory_order_acquire);
         if (!messaged_word_covers(group, word, x))

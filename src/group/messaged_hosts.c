@@ -219,12 +219,20 @@ void messaged_say_left(struct hdl_group *group)
 
 /* Who of `ranks` receives the slots of `source`: all ranks find the same, and the loss of
  * one receiver moves only what it received. -1: nobody is left. */
-static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks,
-                           uint32_t n, uint32_t source)
+static int32_t receiver_of(struct hdl_group *group, const uint32_t *ranks, uint32_t n,
+                           uint32_t source)
 {
+    const struct group_view *view = group->seen;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t rank = ranks[(source + i) % n];
         if (group_view_present(view, rank))
+            return (int32_t)rank;
+    }
+    /* Only removed ones are left there, which may still be in their last operations. */
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t rank = ranks[(source + i) % n];
+        if (group_view_reading(view, rank) &&
+            atomic_load(&group->closed[rank]) != view->ctl->slots[rank].rank_epoch)
             return (int32_t)rank;
     }
     return -1;
@@ -232,8 +240,7 @@ static int32_t receiver_of(const struct group_view *view, const uint32_t *ranks,
 
 static void set_target(struct hdl_group *group, struct messaged_target *target)
 {
-    const struct group_view *view = group->seen;
-    int32_t receiver = receiver_of(view, target->ranks, target->num_ranks, group->rank);
+    int32_t receiver = receiver_of(group, target->ranks, target->num_ranks, group->rank);
     struct hdl_peer_window *remote = receiver < 0 ? NULL : group->peer[receiver].remote;
     if (receiver == target->receiver && remote == target->remote)
         return;
@@ -256,7 +263,7 @@ static void set_source(struct hdl_group *group, uint32_t rank)
             m->heads[rank] = group_segment_head(peer->segment);
         return;
     }
-    int32_t receiver = receiver_of(group->seen, m->own_host, m->num_own_host, rank);
+    int32_t receiver = receiver_of(group, m->own_host, m->num_own_host, rank);
     char *mirror =
         mirror_at(group, receiver < 0 ? group->rank : (uint32_t)receiver, rank);
     m->heads[rank] = (const struct group_head *)(const void *)mirror;

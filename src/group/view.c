@@ -21,6 +21,8 @@ static void take_slot(struct group_view *view, uint32_t rank)
         mark(view->absent, rank);
     if (slot->rank_epoch == 0)
         return;
+    if (!slot->absent && (slot->last == CTL_X_FOREVER || !slot->closed))
+        mark(view->reading, rank);
     if (!slot->absent && slot->last == CTL_X_FOREVER) {
         mark(view->present, rank);
         view->num_present++;
@@ -44,7 +46,7 @@ struct group_view *group_view_create(struct base_env *env, struct ctl_view *ctl,
 {
     uint32_t words = base_rank_set_words(ctl->capacity);
     size_t bytes;
-    if (!base_mul_size((size_t)words + ctl->capacity, 3 * sizeof(uint64_t), &bytes) ||
+    if (!base_mul_size((size_t)words + ctl->capacity, 4 * sizeof(uint64_t), &bytes) ||
         !base_add_size(bytes, sizeof(struct group_view), &bytes)) {
         (void)base_fail(HDL_ENOMEM, "a view of %u slots is too large", ctl->capacity);
         return NULL;
@@ -58,7 +60,8 @@ struct group_view *group_view_create(struct base_env *env, struct ctl_view *ctl,
     view->active = view->words;
     view->absent = view->words + words;
     view->present = view->words + 2 * words;
-    view->reach = (struct group_reach **)(void *)(view->words + 3 * words);
+    view->reading = view->words + 3 * words;
+    view->reach = (struct group_reach **)(void *)(view->words + 4 * words);
     for (uint32_t i = 0; i < ctl->capacity; i++)
         take_slot(view, i);
     return view;

@@ -29,6 +29,8 @@ struct group_view {
     uint64_t *active; /* masks of num_words words */
     uint64_t *absent;
     uint64_t *present; /* has an open interval and is not absent */
+    /* Present, or removed as planned and perhaps not through with its last operations. */
+    uint64_t *reading;
     /* [capacity] how ranks that came after the creation are reached; NULL = as at the
      * creation. One reference each. */
     struct group_reach **reach;
@@ -66,6 +68,11 @@ static inline bool group_view_has(const struct group_view *view, uint32_t rank,
 static inline bool group_view_present(const struct group_view *view, uint32_t rank)
 {
     return (view->present[rank / 64] >> (rank % 64) & 1) != 0;
+}
+
+static inline bool group_view_reading(const struct group_view *view, uint32_t rank)
+{
+    return (view->reading[rank / 64] >> (rank % 64) & 1) != 0;
 }
 
 static inline bool group_view_absent(const struct group_view *view, uint32_t rank)
