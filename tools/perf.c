@@ -15,6 +15,7 @@
 #include "tools/options.h"
 #include "tools/perf_algorithm.h"
 #include "tools/perf_ops.h"
+#include "tools/perf_recovery.h"
 
 enum {
     WARM_SMALL = 100,
@@ -47,6 +48,7 @@ static const char *const more =
     "OP: allreduce broadcast reduce allgather reducescatter alltoall gather scatter "
     "barrier\n"
     "sendrecv (each rank to the next) pingpong (ranks 0 and 1; half a round trip)\n"
+    "recovery (losses and admissions: see heddle perf recovery --help)\n"
     "dispatch combine moe (mixture of experts: see heddle perf moe --help)\n"
     "\n"
     "Started by a launcher (RANK and WORLD_SIZE are set) it takes part as that rank.\n"
@@ -354,6 +356,8 @@ int command_perf(int argc, char **argv)
 {
     if (command_perf_is_moe(argc, argv))
         return command_perf_moe(argc, argv);
+    if (argc > 1 && strcmp(argv[1], "recovery") == 0)
+        return perf_recovery(argc - 1, argv + 1);
     struct perf perf = {
         .transport = "auto",
         .time_us = 500000,
