@@ -41,9 +41,9 @@ struct group_engine {
     alignas(64) struct base_list groups; /* of the context, by group->node */
     struct base_list free_ops;
     void *op_slabs;
-    _Atomic uint64_t polls; /* rounds of progress; written under the lock */
-    uint32_t holder_waits;  /* 1 if the lock's holder is one of the waiters */
-    int64_t next_tick_ns;
+    _Atomic uint64_t polls;       /* rounds of progress; written under the lock */
+    uint32_t holder_waits;        /* 1 if the lock's holder is one of the waiters */
+    _Atomic int64_t next_tick_ns; /* written under the lock, looked at without */
     /* Waits in a row that one yield ended, and when to move to another core: spread.c. */
     _Atomic uint32_t shared_waits;
     _Atomic int64_t spread_at_ns, spread_pause_ns;
