@@ -243,7 +243,7 @@ def table(results, parts, rates, start, machine):
                 if text:
                     lines.append(text)
                     used.add((ranks, variant) if variant else None)
-    lines.append("")
+    lines += ["", "How often each algorithm passes over memory: doc/design/group.md.", ""]
     if rates:
         share = statistics.median(ours / theirs for ours, theirs in rates)
         lines.append(f"fabric, 64 MiB send: {statistics.median(r[0] for r in rates):.2f} GB/s, iperf3 "
@@ -327,25 +327,38 @@ def main():
     args.seconds = 0.05 if args.quick else 0.25
     only = args.only.split(",")
     build_programs()
-    machine = machine_text()
-    results, rates, start, parts = Results(), [], None, []
-    for ranks in (2, 4, 8):
-        if str(ranks) in only:
-            ranks_part(results, ranks, args)
-            parts.append(ranks)
-    if "fabric" in only:
-        rates = fabric_part(results, args)
-        parts.append("fabric")
-    if "start" in only:
-        start = start_part(args)
-    text = table(results, parts, rates, start, machine)
+    run_parts(only, args, machine_text())
+
+
+def report(state, machine):
+    """Written after every part, so that an interrupted run keeps what it has."""
+    text = table(state["results"], state["parts"], state["rates"], state["start"], machine)
     (OUT / "table.md").write_text(text, encoding="utf-8")
     kept = [{"peer": "openmpi" if isinstance(key[0], tuple) else key[0],
              "setting": list(key[0]) if isinstance(key[0], tuple) else None,
-             "ranks": key[1], "op": key[2], "bytes": key[3], "p50_us": times} for key, times in results.times.items()]
-    (OUT / "results.json").write_text(json.dumps({"machine": machine, "times": kept, "rates": rates, "start": start}),
-                                      encoding="utf-8")
-    plot(results, parts)
+             "ranks": key[1], "op": key[2], "bytes": key[3], "p50_us": times}
+            for key, times in state["results"].times.items()]
+    (OUT / "results.json").write_text(json.dumps({"machine": machine, "times": kept, "rates": state["rates"],
+                                                  "start": state["start"]}), encoding="utf-8")
+    return text
+
+
+def run_parts(only, args, machine):
+    state = {"results": Results(), "rates": [], "start": None, "parts": []}
+    text = ""
+    for part in (2, 4, 8, "fabric", "start"):
+        if str(part) not in only:
+            continue
+        if part == "start":
+            state["start"] = start_part(args)
+        else:
+            state["parts"].append(part)
+            if part == "fabric":
+                state["rates"] = fabric_part(state["results"], args)
+            else:
+                ranks_part(state["results"], part, args)
+        text = report(state, machine)
+    plot(state["results"], state["parts"])
     print(text)
     say(f"written to {OUT.relative_to(ROOT)}/")
 

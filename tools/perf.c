@@ -212,7 +212,7 @@ static void print_head(const struct perf *perf)
 {
     if (perf->json || perf->rank != 0)
         return;
-    printf("%-14s%6s%10s  %-16s%-22s%11s%11s%11s%9s%9s  %s\n", "op", "ranks", "bytes",
+    printf("%-14s%6s%10s  %-20s%-18s%11s%11s%11s%9s%9s  %s\n", "op", "ranks", "bytes",
            "transport", "algorithm", "min_us", "p50_us", "p99_us", "algbw", "busbw",
            "checked");
     printf("%88s%11s%9s%9s\n", "", "", "GBps", "GBps");
@@ -236,7 +236,7 @@ static void print_row(const struct perf *perf, const struct perf_run *run,
                result->min_us, result->p50_us, result->p99_us, algbw, busbw,
                result->checked ? "true" : "false");
     else
-        printf("%-14s%6d%10s  %-16s%-22s%11.2f%11.2f%11.2f%9.3f%9.3f  %s\n",
+        printf("%-14s%6d%10s  %-20s%-18s%11.2f%11.2f%11.2f%9.3f%9.3f  %s\n",
                run->op->name, run->ranks, tool_bytes_text(size, sizeof(size), run->bytes),
                perf->path, algorithm, result->min_us, result->p50_us, result->p99_us,
                algbw, busbw, result->checked ? "yes" : "NO");

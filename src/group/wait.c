@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rankset.h"
@@ -19,6 +20,7 @@
  * spin_ns once; afterwards it offers its core between short looks, so that a peer that
  * shares the core can go on. */
 enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, MISSING_WORDS = 1024 };
+enum { SMALL_BYTES = 8192 };
 
 #define TICK_NS (10 * BASE_NS_PER_MS)
 #define SLEEP_NS (100 * BASE_NS_PER_MS)
@@ -213,6 +215,15 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
     }
 }
 
+/* A wait for a peer that copies much says nothing about cores. */
+static bool is_small(const struct hdl_op *op)
+{
+    size_t bytes = op->bytes;
+    if (op->number && !base_mul_size(op->desc.count, op->elem, &bytes))
+        return false;
+    return !op->group->path->messaged && op->num_chunks <= 1 && bytes <= SMALL_BYTES;
+}
+
 enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
 {
     struct group_engine *engine = op->engine;
@@ -223,7 +234,7 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
         atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
         uint32_t yields = 0;
         (void)wait_until(engine, &target, deadline_ns, crowded, &yields);
-        if (group && !group->crowded)
+        if (group && !group->crowded && is_small(op))
             group_spread(engine, yields);
         atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
         /* Messaged peers go on without this thread. */
