@@ -12,7 +12,7 @@
 enum { INLINE_ROUNDS = 32, LATE_MANY = 8, LATE_PROBE = 64, LAST_WORDS = 1024 };
 
 /* Of the thread's last blocking operation. The common case, none, costs one store. */
-static _Thread_local uint32_t last_failed __attribute__((tls_model("initial-exec")));
+static _Thread_local uint32_t last_failed;
 static _Thread_local uint64_t last_words[LAST_WORDS];
 
 static uint32_t copy_failed(const struct hdl_op *op, uint64_t *mask, size_t words)

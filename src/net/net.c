@@ -106,7 +106,7 @@ uint64_t net_refused(const struct net *net)
 }
 
 /* Polls of this thread, of whichever context: a thread that stands by polls only one. */
-static _Thread_local uint32_t own_polls __attribute__((tls_model("initial-exec")));
+static _Thread_local uint32_t own_polls;
 
 uint32_t net_polls_of_others(const struct net *net)
 {

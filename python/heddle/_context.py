@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process's membership in a job."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import weakref
+from typing import Protocol
+
+from heddle import _abi, _error
+from heddle._abi import LogLevel, Status, lib
+from heddle._object import Object
+
+
+class Store(Protocol):
+    """A key-value store through which the ranks of a job find each other."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Stores a value."""
+
+    def get(self, key: str, timeout: float) -> bytes:
+        """Waits for the key, at most `timeout` seconds. Raises TimeoutError when they are over."""
+
+
+def microseconds(seconds: float | None) -> int:
+    """A time for the C interface; None = its default."""
+    return 0 if seconds is None else max(1, int(seconds * 1e6)) if seconds > 0 else int(seconds * 1e6)
+
+
+def _text(value: str | None) -> bytes | None:
+    return None if value is None else value.encode()
+
+
+class _Bootstrap:
+    """Two C callbacks over a Store; no exception may cross the C frames, so it is kept for the caller."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.failure: BaseException | None = None
+        self.struct = _abi.Bootstrap(None, _abi.BootstrapPut(self._put), _abi.BootstrapGet(self._get))
+
+    def _put(self, _user: int, key: bytes, value: int, length: int) -> int:
+        try:
+            self.store.put(key.decode(), ctypes.string_at(value, length))
+        except BaseException as failure:  # noqa: BLE001
+            self.failure = failure
+            return Status.ESYSTEM
+        return Status.OK
+
+    def _get(
+        self, _user: int, key: bytes, value: int, length: ctypes._Pointer[ctypes.c_size_t], timeout_us: int
+    ) -> int:
+        try:
+            data = self.store.get(key.decode(), timeout_us / 1e6)
+        except TimeoutError:
+            return Status.ETIMEDOUT
+        except BaseException as failure:  # noqa: BLE001
+            self.failure = failure
+            return Status.ESYSTEM
+        if len(data) > length[0]:
+            return Status.EINVAL
+        ctypes.memmove(value, data, len(data))
+        length[0] = len(data)
+        return Status.OK
+
+
+class Context(Object):
+    """Joins a job; without arguments as the environment says (torchrun, `heddle run`, mpirun, srun), else alone.
+
+    rank, num_ranks: place in the job, both or none. The coordinator is found by `coordinator` ("host:port"),
+    `store`, `shared_dir` (a directory that all ranks see) or the environment. timeout: seconds for joining
+    (60); dead_after: seconds of silence that mean death (5); grace, link_timeout: see heddle.h.
+
+    Raises heddle.Error: EINVAL (options), ETIMEDOUT (no coordinator in time), ECONFIG (version or token
+    differs); and what the store raised.
+    """
+
+    _what = "context"
+
+    def __init__(
+        self,
+        rank: int = 0,
+        num_ranks: int = 0,
+        *,
+        coordinator: str | None = None,
+        store: Store | None = None,
+        shared_dir: str | None = None,
+        token: str | None = None,
+        interface: str | None = None,
+        transport: str | None = None,
+        timeout: float | None = None,
+        dead_after: float | None = None,
+        grace: float | None = None,
+        link_timeout: float | None = None,
+        standalone: bool = False,
+        log_level: LogLevel = LogLevel.DEFAULT,
+    ) -> None:
+        super().__init__(None)
+        bootstrap = _Bootstrap(store) if store is not None else None
+        opts = _abi.ContextOpts(
+            rank=rank,
+            num_ranks=num_ranks,
+            coordinator=_text(coordinator),
+            bootstrap=ctypes.pointer(bootstrap.struct) if bootstrap else None,
+            shared_dir=_text(shared_dir),
+            token=_text(token),
+            interface=_text(interface),
+            transport=_text(transport),
+            timeout_us=microseconds(timeout),
+            dead_after_us=microseconds(dead_after),
+            grace_us=microseconds(grace),
+            link_timeout_us=microseconds(link_timeout),
+            standalone=standalone,
+            log_level=log_level,
+        )
+        made = ctypes.c_void_p()
+        status = lib.hdl_context_create(opts, made)
+        if bootstrap and bootstrap.failure is not None:
+            if status == Status.OK:
+                lib.hdl_context_destroy(made)
+            raise bootstrap.failure
+        _error.check(status)
+        self._opened(made.value or 0)
+        _open_contexts.add(self)
+
+    def dump(self, fd: int = 2) -> None:
+        """Writes the last 64 operations of every group, links and counters as text to a file descriptor."""
+        _error.check(self.call(lib.hdl_context_dump, fd))
+
+    def _free(self, handle: int) -> None:
+        lib.hdl_context_destroy(handle)
+
+
+_open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_contexts() -> None:
+    """Leaves the jobs in order while Python callbacks can still run; each step is bounded by the library."""
+    for context in list(_open_contexts):
+        context.close()
+
+
+def _forget_contexts() -> None:
+    for context in list(_open_contexts):
+        context._forget()
+
+
+os.register_at_fork(after_in_child=_forget_contexts)

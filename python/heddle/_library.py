@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the files that belong to the package are: the library and the command."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+# Of a checkout; in an installed package there is no such folder.
+_BUILD = _PACKAGE.parent.parent / "build"
+
+
+def find() -> pathlib.Path:
+    """The shared library: HEDDLE_LIBRARY, else the one in the package, else the one in the checkout's build/.
+
+    Raises ImportError naming the places.
+    """
+    named = os.environ.get("HEDDLE_LIBRARY")
+    if named:
+        return pathlib.Path(named)
+    places = [_PACKAGE / "libheddle.so", _BUILD / "src" / "libheddle.so"]
+    for place in places:
+        if place.exists():
+            return place
+    listed = ", ".join(str(place) for place in places)
+    raise ImportError(f"no libheddle.so: looked for {listed}; HEDDLE_LIBRARY names another place")
+
+
+def find_command() -> pathlib.Path:
+    """The `heddle` command, in the package or in the checkout's build/. Raises FileNotFoundError naming the places."""
+    places = [_PACKAGE / "bin" / "heddle", _BUILD / "heddle"]
+    for place in places:
+        if place.exists():
+            return place
+    raise FileNotFoundError("no heddle command: looked for " + ", ".join(str(place) for place in places))

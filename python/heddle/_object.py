@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What contexts, groups, windows and exchanges share: a C object that is closed once, after its children."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from heddle._abi import Status
+from heddle._error import InvalidError
+
+_Self = TypeVar("_Self", bound="Object")
+
+# Others get so long to come out of an object that is being closed.
+_LEAVE_SECONDS = 5.0
+
+
+class Object:
+    """A C object. Children hold their parent, parents know their children, close() takes them in order.
+
+    Calls go through `call`, which notes who is inside, so that no object is freed under a call.
+    """
+
+    _what = "object"
+
+    def __init__(self, parent: Object | None) -> None:
+        self._handle: int | None = None
+        self._inside: set[int] = set()
+        self._children: weakref.WeakSet[Object] = weakref.WeakSet()
+        self._closing = threading.Lock()
+        self._parent = parent
+        self._gone = "is closed"
+
+    def _opened(self, handle: int) -> None:
+        self._handle = handle
+        if self._parent is not None:
+            self._parent._children.add(self)
+
+    @property
+    def handle(self) -> int:
+        """Address of the C object. Raises InvalidError when it is closed."""
+        if self._handle is None:
+            raise InvalidError(Status.EINVAL, f"the {self._what} {self._gone}")
+        return self._handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """function(handle, *arguments), during which close() in another thread waits."""
+        me = threading.get_ident()
+        self._inside.add(me)
+        try:
+            return function(self.handle, *arguments)
+        finally:
+            self._inside.discard(me)
+
+    def close(self) -> None:
+        """Closes the object and what was made from it. Harmless if it is closed."""
+        with self._closing:
+            handle = self._handle
+            if handle is None:
+                return
+            for child in list(self._children):
+                child.close()
+            self._handle = None
+            if self._others_inside():
+                self._interrupt(handle)
+                deadline = time.monotonic() + _LEAVE_SECONDS
+                while self._others_inside():
+                    if time.monotonic() > deadline:
+                        return  # kept for the thread that is still inside
+                    time.sleep(0.001)
+            self._free(handle)
+
+    def _forget(self) -> None:
+        """In a forked child: nothing of it works, nothing of it is freed."""
+        for child in list(self._children):
+            child._forget()
+        self._closing = threading.Lock()  # a thread that is not here may hold the old one
+        self._handle = None
+        self._gone = "belongs to the parent process: a forked child makes its own context, or execs"
+
+    def _others_inside(self) -> bool:
+        return bool(self._inside - {threading.get_ident()})
+
+    def _interrupt(self, handle: int) -> None:
+        """Makes the calls of other threads return."""
+
+    def _free(self, handle: int) -> None:
+        raise NotImplementedError
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # At the end of the interpreter heddle._context has closed what could be closed.
+        if getattr(self, "_handle", None) is not None and not sys.is_finalizing():
+            self.close()
