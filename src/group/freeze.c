@@ -82,16 +82,38 @@ static uint64_t own_done(struct hdl_group *group)
     return atomic_load(&group_segment_head(group->segment)->done);
 }
 
-/* The newest view says where the holder's memory is, the data threads may be behind. */
-static uint64_t sample(struct hdl_group *group, uint32_t rank)
+/* The chunk behind x. */
+static uint64_t chunk_after(struct hdl_group *group, uint64_t x)
+{
+    uint64_t chunks = 0;
+    if (issued_chunks(group, GROUP_X_OP(x), &chunks) && GROUP_X_CHUNK(x) + 1 < chunks)
+        return x + 1;
+    return GROUP_X(GROUP_X_OP(x) + 1, 0);
+}
+
+/*
+ * What the rank has published, as the newest view says where its memory is (the data
+ * threads may be behind); not beyond what is complete here if it has written over the
+ * next chunk. It can only have done so by a commit that left this rank out and that went
+ * with those who had it: nothing of it is readable here any more.
+ */
+static uint64_t sample(struct hdl_group *group, uint32_t rank, uint64_t complete)
 {
     const struct group_view *view = atomic_load(&group->view);
     const struct group_reach *reach = view->reach[rank];
     if (!group->path)
         return GROUP_X_END(0);
-    if (reach && reach->segment)
-        return group_segment_newest(&group->shape, reach->segment);
-    return group->path->sample(group, rank);
+    bool fresh = reach && reach->segment;
+    uint64_t newest = fresh ? group_segment_newest(&group->shape, reach->segment)
+                            : group->path->sample(group, rank);
+    const struct group_slot *slots =
+        fresh ? group_segment_slot(&group->shape, reach->segment, 0)
+              : group->peer[rank].slots;
+    if (group->path->messaged || !slots)
+        return newest;
+    uint64_t next = chunk_after(group, complete);
+    uint32_t index = group_slot_of(group, GROUP_X_OP(next), GROUP_X_CHUNK(next));
+    return atomic_load(&slots[index].seq) > next ? complete : newest;
 }
 
 void group_freeze(void *user, const struct ctl_prepare *prepare,
@@ -108,13 +130,14 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
         answer->next = atomic_load(&group->next);
     }
     answer->num_dead = prepare->num_dead;
+    uint64_t complete = answer->ready > answer->done ? answer->ready : answer->done;
     for (uint32_t i = 0; i < prepare->num_dead; i++) {
         uint32_t rank = prepare->dead[i];
         if (rank >= group->capacity)
             continue;
         /* The first reading since the last commit is kept. */
         if (group->fence[rank] == GROUP_FOREVER)
-            group->fence[rank] = sample(group, rank);
+            group->fence[rank] = sample(group, rank, complete);
         answer->published[i] = group->fence[rank];
     }
     fill_open(group, answer);

@@ -2,6 +2,7 @@
 /* Collectives over mapped peers: publish my input, wait for theirs, pull. */
 #include "group/mapped.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -87,14 +88,29 @@ static bool publish(struct hdl_group *group)
     return true;
 }
 
+/* The rank has written over a chunk that is still needed here: a commit that is lost with
+ * those who had it left this rank out. */
+static void overtaken(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    char text[128];
+    snprintf(text, sizeof(text),
+             "operation %llu: rank %u went on without this rank before chunk %llu",
+             (unsigned long long)op->number, rank, (unsigned long long)chunk);
+    group_end(op->group, HDL_EFENCED, text);
+}
+
 /* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
 bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
     struct group_peer *peer = &op->group->peer[rank];
     struct group_slot *slot = &peer->slots[group_slot_of(op->group, op->number, chunk)];
     uint64_t x = GROUP_X(op->number, chunk);
-    if (atomic_load_explicit(&slot->seq, memory_order_acquire) < x)
+    uint64_t seq = atomic_load_explicit(&slot->seq, memory_order_acquire);
+    if (seq != x) {
+        if (seq > x)
+            overtaken(op, rank, chunk);
         return false;
+    }
     if (rank != op->group->rank) {
         uint64_t done = atomic_load_explicit(&slot->done, memory_order_relaxed);
         if (done > peer->done)
