@@ -379,7 +379,8 @@ struct hdl_group_stats {
     uint64_t redone_chunks; /* restarted after a view change */
     uint64_t stale_drops;   /* messages of an older attempt or rank epoch, dropped */
     uint64_t reconnects;    /* of links between ranks and to the coordinator */
-    uint64_t evidence_exit, evidence_closed, evidence_silence; /* reported by this rank */
+    /* Seen by this process; the silence of ranks by the one that has the coordinator. */
+    uint64_t evidence_exit, evidence_closed, evidence_silence;
     uint64_t refused_frames; /* control connections or frames that were not authentic */
     int64_t evidence_to_commit_us; /* of the last loss; 0 = none yet */
 };

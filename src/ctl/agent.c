@@ -164,8 +164,11 @@ static void hello(struct ctl_agent *agent)
 static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
 {
     uint64_t term = ctl_epoch_term(msg->epoch);
-    if (term < agent->term)
-        return; /* an older coordinator's answer */
+    if (term < agent->term) { /* an older coordinator: there must be a newer one */
+        disconnected(agent);
+        connect_later(agent);
+        return;
+    }
     agent->term = term;
     bool first = agent->rank_epoch == 0;
     agent->rank_epoch = msg->rank_epoch;
@@ -206,6 +209,9 @@ static void refused(struct ctl_agent *agent, enum hdl_status status, const char 
     base_list_each(node, after, &agent->groups) agent_group_fail(
         agent, base_container_of(node, struct agent_group, node), status, text);
 }
+
+/* In place of the agent: a neighbour whose end was seen here. */
+static char ended;
 
 static void neighbour(struct ctl_agent *agent, const struct ctl_msg *msg)
 {
@@ -275,10 +281,20 @@ static void message(struct ctl_agent *agent, const struct ctl_agent_event *event
     ctl_msg_release(agent->env, &msg);
 }
 
+bool agent_saw_end(const struct ctl_agent *agent, uint64_t rank_epoch)
+{
+    uint64_t rank = (uint64_t)ctl_rank_epoch_rank(rank_epoch) + 1;
+    return ctl_map_get(&agent->neighbours, rank) == &ended;
+}
+
 static void exited(struct ctl_agent *agent, uint64_t rank_epoch)
 {
+    uint64_t rank = (uint64_t)ctl_rank_epoch_rank(rank_epoch) + 1;
     agent->stats.evidence_exit++;
-    if (ctl_rank_epoch_rank(rank_epoch) == 0 && !agent->options.standalone) {
+    if (ctl_map_get(&agent->neighbours, rank) &&
+        !ctl_map_put(agent->env, &agent->neighbours, rank, &ended))
+        agent_out_of_memory(agent);
+    if (rank == 1 && !agent->options.standalone) {
         agent->coordinator_exited = true;
         if (agent->link != LINK_UP && agent->rank_epoch != 0)
             lose_coordinator(agent);
@@ -313,6 +329,7 @@ static void tick(struct ctl_agent *agent)
         agent_wake_at(agent, agent->retry_at);
     if (agent->link == LINK_UP) {
         if (ctl_detector_is_silent(&agent->detector, agent->last_heard, agent->now)) {
+            agent->stats.evidence_silence++;
             agent_reconnect(agent);
         } else if (agent->now >= agent->next_beat) {
             agent_send(agent, &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT});

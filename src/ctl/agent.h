@@ -35,11 +35,10 @@ int64_t ctl_agent_deadline(const struct ctl_agent *agent); /* INT64_MAX = no nee
 
 /* The newest view of a group; NULL if none is committed. Borrowed. */
 struct ctl_view *ctl_agent_view(const struct ctl_agent *agent, uint64_t key);
-/* Views committed by this agent's groups, evidence sent by kind, time of the last loss.
- */
 struct ctl_agent_stats {
-    uint64_t views;
+    uint64_t views; /* committed by this agent's groups */
     uint64_t evidence_exit;
+    uint64_t evidence_silence; /* of the coordinator */
     uint64_t reconnects;
     uint64_t stale_drops;
 };

@@ -110,15 +110,32 @@ void agent_group_fail(struct ctl_agent *agent, struct agent_group *group,
     }
 }
 
+static bool is_open(const struct ctl_slot *slot)
+{
+    return slot->rank_epoch != 0 && !slot->absent && slot->last == CTL_X_FOREVER;
+}
+
 bool agent_group_has(const struct agent_group *group, uint64_t rank_epoch)
 {
     for (uint32_t i = 0; group->view && i < group->view->capacity; i++) {
         const struct ctl_slot *slot = &group->view->slots[i];
-        if (slot->rank_epoch != 0 && !slot->absent && slot->last == CTL_X_FOREVER &&
+        if (is_open(slot) &&
             ctl_rank_epoch_rank(slot->rank_epoch) == ctl_rank_epoch_rank(rank_epoch))
             return true;
     }
     return false;
+}
+
+/* Something to be decided already: a member that has ended, a link that is down. */
+static bool has_evidence(const struct ctl_agent *agent, const struct agent_group *group)
+{
+    bool found = !base_list_empty(&group->links);
+    for (uint32_t i = 0; i < group->view->capacity && !found; i++) {
+        const struct ctl_slot *slot = &group->view->slots[i];
+        found =
+            i != group->slot && is_open(slot) && agent_saw_end(agent, slot->rank_epoch);
+    }
+    return found;
 }
 
 /*
@@ -130,9 +147,8 @@ static bool has_unwatched(const struct ctl_agent *agent, const struct agent_grou
     for (uint32_t i = 0; i < group->view->capacity; i++) {
         const struct ctl_slot *slot = &group->view->slots[i];
         uint64_t rank = ctl_rank_epoch_rank(slot->rank_epoch);
-        bool open = slot->rank_epoch != 0 && !slot->absent && slot->last == CTL_X_FOREVER;
         bool watched = i == group->slot || ctl_map_get(&agent->neighbours, rank + 1);
-        if (open && (rank == 0 || !watched))
+        if (is_open(slot) && (rank == 0 || !watched))
             return true;
     }
     return false;
@@ -143,7 +159,7 @@ bool agent_group_needs_coordinator(const struct ctl_agent *agent,
 {
     if (group->state != AGENT_RUNNING)
         return group->state != AGENT_FAILED;
-    return group->frozen || group->leaving ||
+    return group->frozen || group->leaving || has_evidence(agent, group) ||
            (!agent->options.standalone && has_unwatched(agent, group));
 }
 

@@ -90,7 +90,8 @@ struct ctl_agent {
     int64_t join_deadline;
     int64_t wake;
     struct base_list groups;
-    struct ctl_map neighbours; /* job rank + 1 of the processes watched on this host */
+    struct ctl_map neighbours; /* job rank + 1 of the processes watched on this host: this
+                                  agent, or a mark once its end was seen */
     struct ctl_agent_stats stats;
     struct ctl_actions *out;
     int64_t now;
@@ -101,6 +102,8 @@ void agent_wake_at(struct ctl_agent *agent, int64_t when);
 void agent_send(struct ctl_agent *agent, const struct ctl_msg *msg);
 void agent_out_of_memory(struct ctl_agent *agent);
 void agent_reconnect(struct ctl_agent *agent);
+/* Whether a neighbour has ended, and the coordinator may not know it yet. */
+bool agent_saw_end(const struct ctl_agent *agent, uint64_t rank_epoch);
 
 /* agent_message.c: what the coordinator says about groups */
 void agent_group_message(struct ctl_agent *agent, const struct ctl_msg *msg);

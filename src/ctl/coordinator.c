@@ -271,6 +271,11 @@ int64_t ctl_coordinator_deadline(const struct ctl_coordinator *c)
     return c->wake;
 }
 
+uint64_t ctl_coordinator_num_silent(const struct ctl_coordinator *c)
+{
+    return c->num_silent;
+}
+
 uint32_t ctl_coordinator_num_live(const struct ctl_coordinator *c)
 {
     uint32_t live = 0;

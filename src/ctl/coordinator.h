@@ -31,5 +31,7 @@ int64_t ctl_coordinator_deadline(const struct ctl_coordinator *coordinator);
 /* Ranks that have neither said GOODBYE nor died, the coordinator's own included: rank 0
  * leaves when this is 1. */
 uint32_t ctl_coordinator_num_live(const struct ctl_coordinator *coordinator);
+/* Ranks that were found dead by their silence. */
+uint64_t ctl_coordinator_num_silent(const struct ctl_coordinator *coordinator);
 
 #endif

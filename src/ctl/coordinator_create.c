@@ -24,9 +24,22 @@ static void list_slot(char *text, size_t size, uint32_t *listed, uint32_t slot)
 static void tell(struct ctl_coordinator *c, struct coord_group *group,
                  struct coord_rank *rank, uint64_t key, uint32_t slot)
 {
-    if (group->told)
-        base_rank_set_set(group->told, slot);
+    if (group->told && slot < group->params.capacity)
+        group->told[slot] = rank->rank_epoch;
     coord_fail_member(c, rank, key, group->id, group->status, group->text);
+}
+
+/* A founder's process that knows of the failure, or whose end was it, and still runs. */
+static bool anybody_knows(const struct ctl_coordinator *c,
+                          const struct coord_group *group)
+{
+    for (uint32_t i = 0; group->told && i < group->params.capacity; i++) {
+        const struct coord_rank *rank =
+            group->told[i] != 0 ? coord_rank_of(c, group->told[i]) : NULL;
+        if (rank && (rank->state == RANK_LIVE || rank->state == RANK_GRACE))
+            return true;
+    }
+    return false;
 }
 
 /* Creation failed: everybody registered is told now, later founders when they come. */
@@ -38,15 +51,18 @@ static void break_group(struct ctl_coordinator *c, struct coord_group *group,
     group->state = GROUP_BROKEN;
     group->status = status;
     group->text = base_strdup(c->env, text);
-    group->told = base_rank_set_alloc(c->env, group->params.capacity);
-    if (!group->text || !group->told)
+    group->told = base_alloc(c->env, group->params.capacity, sizeof(*group->told));
+    if (!group->text || !group->told) {
         coord_out_of_memory(c);
+        return;
+    }
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         struct coord_member *member = group->slots[i].joiner;
         if (!member)
             continue;
         if (!member->dead)
             tell(c, group, member->rank, member->key, i);
+        group->told[i] = member->process;
         coord_member_free(c, member);
     }
     coord_wake_at(c, group->deadline);
@@ -54,7 +70,10 @@ static void break_group(struct ctl_coordinator *c, struct coord_group *group,
 
 static void drop_if_told(struct ctl_coordinator *c, struct coord_group *group)
 {
-    if (!group->told || base_rank_set_count(group->told) >= group->params.num_founders)
+    uint32_t known = 0;
+    for (uint32_t i = 0; group->told && i < group->params.num_founders; i++)
+        known += group->told[i] != 0;
+    if (known == group->params.num_founders || !anybody_knows(c, group))
         coord_group_free(c, group);
 }
 
@@ -133,13 +152,6 @@ bool coord_params_differ(const struct coord_group *group,
 
 static bool is_in_group(const struct coord_group *group, const struct coord_rank *rank)
 {
-    if (group->state == GROUP_BROKEN) {
-        for (uint32_t i = 0; i < group->params.num_ranks; i++) {
-            if (group->params.ranks[i] == rank->rank)
-                return group->told && base_rank_set_test(group->told, i);
-        }
-        return false;
-    }
     base_list_each(node, after, &rank->members)
     {
         struct coord_member *member = base_container_of(node, struct coord_member, node);
@@ -149,17 +161,29 @@ static bool is_in_group(const struct coord_group *group, const struct coord_rank
     return false;
 }
 
-/* The newest group of that name, if a founder may still enter it. */
+/* A failure is told to founders of the same start: not to the successor of a process that
+ * knows of it or was its reason, nor to anybody once all who knew have ended. */
+static bool is_to_be_told(const struct ctl_coordinator *c,
+                          const struct coord_group *group, uint32_t slot)
+{
+    bool told = slot < group->params.capacity && group->told && group->told[slot] != 0;
+    return !told && anybody_knows(c, group);
+}
+
+/* The newest group of that name, if a founder may still enter it or must hear of its
+ * failure. */
 static struct coord_group *find_forming(struct ctl_coordinator *c,
-                                        const struct coord_rank *rank, const char *name)
+                                        const struct coord_rank *rank,
+                                        const struct ctl_registration *registration)
 {
     for (struct base_list *node = c->group_list.prev; node != &c->group_list;
          node = node->prev) {
         struct coord_group *group = base_container_of(node, struct coord_group, node);
-        if (strcmp(group->params.name, name) != 0)
+        if (strcmp(group->params.name, registration->name) != 0)
             continue;
-        bool open = group->state == GROUP_FORMING || group->state == GROUP_BROKEN;
-        return open && !is_in_group(group, rank) ? group : NULL;
+        if (group->state == GROUP_BROKEN)
+            return is_to_be_told(c, group, registration->slot) ? group : NULL;
+        return group->state == GROUP_FORMING && !is_in_group(group, rank) ? group : NULL;
     }
     return NULL;
 }
@@ -221,7 +245,7 @@ static void found(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t k
                   const struct ctl_registration *registration)
 {
     char text[CTL_LINE_BYTES];
-    struct coord_group *group = find_forming(c, rank, registration->name);
+    struct coord_group *group = find_forming(c, rank, registration);
     if (!group) {
         group = coord_group_new(c, 0, registration);
         if (!group)
@@ -308,22 +332,41 @@ void coord_founder_attached(struct ctl_coordinator *c, struct coord_member *memb
         start_running(c, group);
 }
 
+/* Nobody waits for the deadline: a founder that is lost fails the creation on all. */
+static void break_for(struct ctl_coordinator *c, struct coord_group *group, uint32_t slot,
+                      const struct coord_rank *rank)
+{
+    char text[CTL_LINE_BYTES];
+    (void)snprintf(text, sizeof(text),
+                   "group %.200s: rank %u was lost while the group was created",
+                   group->params.name, slot);
+    break_group(c, group, HDL_EPEER, text);
+    if (!group->told)
+        return;
+    group->told[slot] = rank->rank_epoch;
+    drop_if_told(c, group);
+}
+
 void coord_founder_gone(struct ctl_coordinator *c, struct coord_member *member)
 {
-    struct coord_group *group = member->group;
-    if (group->state == GROUP_ATTACHING) {
-        char text[CTL_LINE_BYTES];
-        (void)snprintf(text, sizeof(text), "rank %u was lost while the group was created",
-                       member->slot);
-        break_group(c, group, HDL_EPEER, text);
-        coord_group_free(c, group);
-        return;
+    break_for(c, member->group, member->slot, member->rank);
+}
+
+/* A process ended that had not registered yet: the groups that wait for it fail. */
+void coord_founder_missing(struct ctl_coordinator *c, const struct coord_rank *rank)
+{
+    base_list_each(node, after, &c->group_list)
+    {
+        struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (group->state != GROUP_FORMING)
+            continue;
+        for (uint32_t i = 0; i < group->params.num_founders; i++) {
+            if (group->params.ranks[i] != rank->rank || group->slots[i].joiner)
+                continue;
+            break_for(c, group, i, rank);
+            break;
+        }
     }
-    /* Its registration goes with its connection: the others wait for its successor. */
-    group->num_waiting++;
-    coord_member_free(c, member);
-    if (group->num_waiting == group->params.num_founders)
-        coord_group_free(c, group);
 }
 
 static void time_out(struct ctl_coordinator *c, struct coord_group *group)

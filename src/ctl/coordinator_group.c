@@ -88,7 +88,7 @@ void coord_group_free(struct ctl_coordinator *c, struct coord_group *group)
     base_list_remove(&group->node);
     params_free(c->env, &group->params);
     ctl_view_unref(group->view);
-    base_rank_set_free(c->env, group->told);
+    base_free(c->env, group->told);
     base_free(c->env, group->links);
     base_free(c->env, group->slots);
     base_free(c->env, group->dead);

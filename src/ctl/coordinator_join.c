@@ -6,6 +6,8 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
+#define SECOND INT64_C(1000000000)
+
 /* --------------------------------------------------------------------------- joiners */
 
 static bool has_active_member(const struct coord_group *group)
@@ -29,18 +31,21 @@ static struct coord_group *find_running(struct ctl_coordinator *c, const char *n
     return NULL;
 }
 
-/* Whether the slot is taken by a live process; `sure` once it gave a sign of life. */
-static bool is_taken(struct ctl_coordinator *c, const struct coord_slot *slot, bool *sure)
+/* Whether the slot is taken by a process not known to be dead; `sure` once it has
+ * answered a question that was asked for the newcomer. */
+static bool is_taken(struct ctl_coordinator *c, struct coord_slot *slot, bool *sure)
 {
     struct coord_member *member = slot->joiner ? slot->joiner : slot->holder;
     *sure = false;
     if (!member || member->dead || member->left)
         return false;
-    *sure = c->now - member->rank->last_heard <= 2 * c->detector.interval;
-    if (!*sure)
-        coord_send(c, member->rank,
-                   &(struct ctl_msg){
-                       .type = CTL_MSG_HEARTBEAT, .flag = true, .id = ++c->next_probe});
+    if (slot->probe == 0 || c->now >= slot->probe_until) {
+        slot->probe = coord_probe(c, member->rank);
+        slot->probe_until = c->now + SECOND;
+    }
+    *sure = member->rank->answered >= slot->probe;
+    if (*sure)
+        slot->probe = 0;
     return true;
 }
 
@@ -329,8 +334,11 @@ void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
     {
         struct coord_proposal *proposal =
             base_container_of(node, struct coord_proposal, node);
-        if (proposal->member == member && proposal->kind != CTL_PROPOSE_JOIN)
-            answer_proposal(c, proposal, status, 0, text);
+        if (proposal->member != member || proposal->kind == CTL_PROPOSE_JOIN)
+            continue;
+        /* Its slot is closed, so the others are even behind its last operation. */
+        bool applied = proposal->probe != 0;
+        answer_proposal(c, proposal, applied ? HDL_OK : status, 0, applied ? "" : text);
     }
 }
 
@@ -418,6 +426,28 @@ static bool examine(struct coord_group *group, struct coord_proposal *proposal,
     return applied;
 }
 
+/* Who removes himself returns when all others have the view: they answer a probe that was
+ * sent behind it. */
+static bool others_know(struct ctl_coordinator *c, const struct coord_group *group,
+                        struct coord_proposal *proposal)
+{
+    bool own = false, asks = proposal->probe == 0, known = true;
+    for (uint32_t k = 0; k < proposal->num_slots; k++)
+        own |= proposal->slots[k] == proposal->member->slot;
+    if (proposal->kind != CTL_PROPOSE_DEACTIVATE || !own)
+        return true;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (!coord_is_asked(holder) || holder == proposal->member)
+            continue;
+        uint64_t id = asks ? coord_probe(c, holder->rank) : 0;
+        if (asks && proposal->probe == 0)
+            proposal->probe = id;
+        known &= holder->rank->answered >= proposal->probe;
+    }
+    return known;
+}
+
 void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
 {
     for (uint32_t i = 0; i < group->params.capacity; i++) {
@@ -432,9 +462,10 @@ void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
         bool refused = false;
         if (proposal->kind == CTL_PROPOSE_SYNC)
             continue;
-        if (examine(group, proposal, &first, &refused))
-            answer_proposal(c, proposal, HDL_OK, first, "");
-        else if (refused)
+        if (examine(group, proposal, &first, &refused)) {
+            if (others_know(c, group, proposal))
+                answer_proposal(c, proposal, HDL_OK, first, "");
+        } else if (refused)
             answer_proposal(c, proposal, HDL_EINVAL, 0,
                             "the last active rank cannot be removed, only leave");
     }

@@ -154,6 +154,7 @@ static void end_rank(struct ctl_coordinator *c, struct coord_rank *rank,
     struct coord_member *member;
     while ((member = next_alive(rank)))
         coord_member_died(c, member);
+    coord_founder_missing(c, rank);
     if (rank->newcomer_conn != 0)
         admit_newcomer(c, rank);
 }
@@ -201,17 +202,26 @@ void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
     coord_wake_at(c, rank->grace_until);
 }
 
-static void probe(struct ctl_coordinator *c, struct coord_rank *rank)
+uint64_t coord_probe(struct ctl_coordinator *c, const struct coord_rank *rank)
 {
-    rank->probe = ++c->next_probe;
-    coord_send(
-        c, rank,
-        &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true, .id = rank->probe});
+    uint64_t id = ++c->next_probe;
+    coord_send(c, rank,
+               &(struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .flag = true, .id = id});
+    return id;
 }
 
 /* The holder lives. Only its answer says so: other messages may be older than its end. */
 void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t id)
 {
+    if (id > rank->answered && id <= c->next_probe)
+        rank->answered = id;
+    base_list_each(node, after, &rank->members)
+    {
+        struct coord_member *member = base_container_of(node, struct coord_member, node);
+        if (member->group->state == GROUP_RUNNING && member->group->ballot == 0 &&
+            !base_list_empty(&member->group->proposals))
+            coord_proposals_check(c, member->group);
+    }
     if (rank->probe != id || rank->newcomer_conn == 0)
         return;
     char text[CTL_LINE_BYTES];
@@ -231,7 +241,7 @@ static void contend(struct ctl_coordinator *c, struct coord_rank *rank,
     rank->newcomer = *identity;
     identity->socket_name = NULL;
     rank->newcomer_conn = conn->id;
-    probe(c, rank);
+    rank->probe = coord_probe(c, rank);
 }
 
 /* Groups in which this process is dead, or was and is forgotten. */
@@ -254,7 +264,7 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
     drop_conn(c, rank);
     welcome(c, rank, conn);
     if (rank->newcomer_conn != 0)
-        probe(c, rank);
+        rank->probe = coord_probe(c, rank);
     tell_neighbours(c, rank, true);
     base_list_each(node, after, &rank->members)
     {
@@ -266,6 +276,7 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
         }
         coord_group_reconnected(c, member, state);
     }
+    (void)coord_probe(c, rank); /* for those that got lost */
     fence_unknown(c, rank, hello);
 }
 
@@ -357,6 +368,7 @@ void coord_rank_timers(struct ctl_coordinator *c)
                 coord_wake_at(c, rank->grace_until);
         } else if (rank->state == RANK_LIVE &&
                    ctl_detector_is_silent(&c->detector, rank->last_heard, c->now)) {
+            c->num_silent++;
             coord_die(c, rank, "it was silent");
         }
     }

@@ -49,6 +49,7 @@ struct coord_rank {
     int64_t last_heard;
     int64_t grace_until;
     uint64_t probe; /* id of the sign of life that the holder was asked for; 0 = none */
+    uint64_t answered;      /* highest id of a probe that this process has answered */
     uint64_t newcomer_conn; /* another process that wants this rank; 0 = none */
     struct coord_identity newcomer;
     struct base_list members;
@@ -90,10 +91,12 @@ struct coord_member {
 struct coord_slot {
     struct coord_member *holder;
     struct coord_member *joiner;
-    bool removing;           /* a removal is asked for */
-    bool admitting;          /* an admission is asked for */
-    bool entering;           /* its joiner is admitted by the commit that is being made */
-    bool closed_unsaid;      /* closed since the last commit */
+    bool removing;      /* a removal is asked for */
+    bool admitting;     /* an admission is asked for */
+    bool entering;      /* its joiner is admitted by the commit that is being made */
+    bool closed_unsaid; /* closed since the last commit */
+    uint64_t probe;     /* asked of who is here, for a newcomer; 0 = none */
+    int64_t probe_until;
     uint64_t admitted_epoch; /* of the commit that admitted the holder */
     uint64_t first_lacking;  /* of the last death in this slot */
 };
@@ -113,6 +116,7 @@ struct coord_proposal {
     uint32_t kind;
     uint64_t epoch; /* of the proposer's view */
     int64_t deadline;
+    uint64_t probe; /* own removal is committed: all others answer this after it */
     uint32_t num_slots;
     uint32_t slots[];
 };
@@ -125,7 +129,7 @@ struct coord_group {
     struct ctl_registration params; /* of the first founder; owned copies */
     uint32_t first_slot;            /* of the first founder */
     uint32_t num_waiting;           /* founders not yet registered, or not yet attached */
-    struct base_rank_set *told;     /* broken: founders that know */
+    uint64_t *told; /* [capacity] broken: processes that know, or were the reason */
     int64_t deadline;
     enum hdl_status status; /* broken: why */
     char *text;
@@ -154,6 +158,7 @@ struct ctl_coordinator {
     bool collecting;     /* restarted: ranks of the term before report until then */
     int64_t collect_until;
     uint64_t next_probe;
+    uint64_t num_silent; /* ranks found dead by their silence */
     int64_t next_beat;
     int64_t wake; /* earliest timer; may be too early, never too late */
     struct ctl_map conns;
@@ -179,6 +184,8 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
                  const struct ctl_hello *hello);
 void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn);
 void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t id);
+/* Asks for a sign of life; returns the id that comes back. */
+uint64_t coord_probe(struct ctl_coordinator *c, const struct coord_rank *rank);
 void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch);
 void coord_goodbye(struct ctl_coordinator *c, struct coord_rank *rank);
 void coord_rank_timers(struct ctl_coordinator *c);
@@ -220,6 +227,7 @@ void coord_register(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t
 void coord_founder_attached(struct ctl_coordinator *c, struct coord_member *member,
                             const struct ctl_msg *msg);
 void coord_founder_gone(struct ctl_coordinator *c, struct coord_member *member);
+void coord_founder_missing(struct ctl_coordinator *c, const struct coord_rank *rank);
 void coord_creation_timers(struct ctl_coordinator *c, struct coord_group *group);
 
 /* coordinator_ballot.c: one ballot at a time */

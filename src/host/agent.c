@@ -144,6 +144,9 @@ enum hdl_status host_agent_feed(struct host *host, const struct ctl_agent_event 
     for (size_t i = 0; i < actions->count && !host->given_up; i++)
         carry_out(host, &actions->items[i]);
     ctl_actions_clear(actions);
+    struct ctl_agent_stats stats;
+    ctl_agent_stats(host->agent, &stats);
+    atomic_store(&host->num_silences, stats.evidence_silence);
     return status;
 }
 

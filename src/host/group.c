@@ -735,6 +735,7 @@ void host_group_stats(const struct host_group *group, struct host_group_stats *s
     stats->reconnects = atomic_load(&host->num_reconnects);
     stats->evidence_exit = atomic_load(&host->num_exits);
     stats->evidence_closed = atomic_load(&host->num_closes);
-    stats->evidence_silence = atomic_load(&host->num_silences);
+    stats->evidence_silence =
+        atomic_load(&host->num_silences) + atomic_load(&host->num_silent_ranks);
     stats->refused = atomic_load(&host->num_refused);
 }

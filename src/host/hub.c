@@ -138,6 +138,7 @@ void host_hub_feed(struct host *host, const struct ctl_coordinator_event *event)
     for (size_t i = 0; i < hub->actions.count && !host->given_up; i++)
         carry_out(host, &hub->actions.items[i]);
     ctl_actions_clear(&hub->actions);
+    atomic_store(&host->num_silent_ranks, ctl_coordinator_num_silent(hub->machine));
 }
 
 int64_t host_hub_deadline(const struct host *host)

@@ -143,7 +143,8 @@ struct host {
     _Atomic uint64_t num_refused;
     _Atomic uint64_t num_exits;
     _Atomic uint64_t num_closes;
-    _Atomic uint64_t num_silences;
+    _Atomic uint64_t num_silences;     /* of the coordinator, as this agent sees it */
+    _Atomic uint64_t num_silent_ranks; /* seen by a coordinator in this process */
     _Atomic uint64_t num_reconnects;
     int64_t refusal_logged_ns;
     int64_t evidence_ns; /* when a neighbour was last seen to end; control thread */

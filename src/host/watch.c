@@ -48,6 +48,13 @@ static const struct host_conn_ops watch_ops = {
     .closed = watch_closed,
 };
 
+static void report_end(struct host_watch *watch)
+{
+    struct host_later *later = host_later_add(watch->host, HOST_LATER_AGENT_EXITED, 0);
+    if (later)
+        later->rank_epoch = watch->rank_epoch;
+}
+
 static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
 {
     /* Without a coordinator nobody else tells the groups that a rank has gone. */
@@ -59,9 +66,7 @@ static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
     watch->host->evidence_ns = base_env_now(watch->host->env);
     base_log_info(watch->host->env, "process of rank epoch %llx has ended",
                   (unsigned long long)watch->rank_epoch);
-    struct host_later *later = host_later_add(watch->host, HOST_LATER_AGENT_EXITED, 0);
-    if (later)
-        later->rank_epoch = watch->rank_epoch;
+    report_end(watch);
 }
 
 static void connect_watch(struct host_watch *watch);
@@ -163,6 +168,16 @@ void host_watch_start(struct host *host, uint64_t rank_epoch, int32_t pid,
 {
     if (name && strcmp(name, host->identity.socket_name) == 0)
         return;
+    base_list_each(node, after, &host->watches)
+    {
+        struct host_watch *known = base_container_of(node, struct host_watch, node);
+        if (known->rank_epoch != rank_epoch)
+            continue;
+        /* After a reconnection: what was told before may not have arrived. */
+        if (known->told)
+            report_end(known);
+        return;
+    }
     struct host_watch *watch = base_alloc(host->env, 1, sizeof(*watch));
     if (!watch) {
         host->given_up = true;

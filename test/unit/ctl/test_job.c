@@ -78,7 +78,7 @@ static void carry_out(struct job *job, int i, const struct ctl_action *action)
     case CTL_DO_ATTACH:
         agent(job, i,
               &(struct ctl_agent_event){.kind = CTL_AGENT_ATTACHED,
-                                        .key = 1,
+                                        .key = action->key,
                                         .epoch = action->view->epoch,
                                         .text = ""});
         break;
@@ -186,13 +186,18 @@ static struct ctl_registration registration_of(int i, const char *value)
                                      .endpoint_size = 4};
 }
 
-static void enter(struct job *job, int i, const char *value)
+static void enter_as(struct job *job, int i, const char *value, uint64_t key)
 {
     struct ctl_registration registration = registration_of(i, value);
     agent(job, i,
           &(struct ctl_agent_event){
-              .kind = CTL_AGENT_REGISTER, .key = 1, .registration = &registration});
+              .kind = CTL_AGENT_REGISTER, .key = key, .registration = &registration});
     deliver(job);
+}
+
+static void enter(struct job *job, int i, const char *value)
+{
+    enter_as(job, i, value, 1);
 }
 
 static void pass(struct job *job, int64_t ns)
@@ -272,24 +277,56 @@ static void test_timeout_lists_the_missing(void **state)
     job_close(&job);
 }
 
-/* A founder's registration goes with its connection; its successor completes the group.
- */
-static void test_a_killed_founder_does_not_block(void **state)
+/* The others hear at once that a founder is lost, registered or not; those who come later
+ * hear it too, and the next start is not blocked by what is left of the first. */
+static void test_a_killed_founder_fails_the_others(void **state)
+{
+    for (int early = 0; early < 2; early++) {
+        struct job job = {0};
+        base_env_init(&job.env);
+        job.env.log_level = -1;
+        assert_ok(job_open(&job));
+        enter(&job, 0, "64");
+        if (early)
+            enter(&job, 2, "64");
+        kill_agent(&job, 2);
+        pass(&job, SECOND); /* its grace ends */
+        assert_int_equal(job.status[0], HDL_EPEER);
+        assert_non_null(strstr(job.text[0], "rank 2 was lost"));
+        enter(&job, 1, "64");
+        assert_int_equal(job.status[1], HDL_EPEER);
+        assert_non_null(strstr(job.text[1], "rank 2 was lost"));
+        assert_ok(start_agent(&job, 2));
+        for (int i = 0; i < RANKS; i++)
+            enter_as(&job, i, "64", 2);
+        for (int i = 0; i < RANKS; i++)
+            assert_true(job.started[i]);
+        const struct ctl_view *view = ctl_agent_view(job.agents[0], 2);
+        assert_true(view->slots[2].rank_epoch == ctl_rank_epoch(2, 2));
+        job_close(&job);
+    }
+}
+
+/* All are started again, the killed one first: nobody is told of the failure before. */
+static void test_a_second_start_is_not_blocked(void **state)
 {
     struct job job = {0};
     base_env_init(&job.env);
+    job.env.log_level = -1;
     assert_ok(job_open(&job));
     enter(&job, 0, "64");
-    enter(&job, 2, "64");
     kill_agent(&job, 2);
-    pass(&job, SECOND); /* its grace ends */
-    assert_ok(start_agent(&job, 2));
-    enter(&job, 2, "64");
-    enter(&job, 1, "64");
+    pass(&job, SECOND);
+    assert_int_equal(job.status[0], HDL_EPEER);
+    for (int i = 0; i < 2; i++)
+        kill_agent(&job, i);
+    pass(&job, SECOND);
+    for (int i = RANKS - 1; i >= 0; i--) {
+        assert_ok(start_agent(&job, i));
+        enter(&job, i, "64");
+    }
     for (int i = 0; i < RANKS; i++)
         assert_true(job.started[i]);
-    const struct ctl_view *view = ctl_agent_view(job.agents[0], 1);
-    assert_true(view->slots[2].rank_epoch == ctl_rank_epoch(2, 2));
     job_close(&job);
 }
 
@@ -395,7 +432,8 @@ int main(void)
         cmocka_unit_test(test_all_start),
         cmocka_unit_test(test_a_difference_fails_all),
         cmocka_unit_test(test_timeout_lists_the_missing),
-        cmocka_unit_test(test_a_killed_founder_does_not_block),
+        cmocka_unit_test(test_a_killed_founder_fails_the_others),
+        cmocka_unit_test(test_a_second_start_is_not_blocked),
         cmocka_unit_test(test_an_occupied_rank),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
