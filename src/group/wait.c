@@ -244,13 +244,31 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
     return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
 }
 
-bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),
-                       void *argument, int64_t deadline_ns)
+static bool wait_for_test(struct group_engine *engine, bool (*test)(void *argument),
+                          void *argument, int64_t deadline_ns, bool crowded,
+                          uint32_t *yields)
 {
     struct target target = {.test = test, .argument = argument};
     atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
-    uint32_t yields = 0;
-    bool done = wait_until(engine, &target, deadline_ns, false, &yields);
+    bool done = wait_until(engine, &target, deadline_ns, crowded, yields);
     atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+    return done;
+}
+
+bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),
+                       void *argument, int64_t deadline_ns)
+{
+    uint32_t yields = 0;
+    return wait_for_test(engine, test, argument, deadline_ns, false, &yields);
+}
+
+bool group_wait(struct hdl_group *group, bool (*test)(void *argument), void *argument,
+                int64_t deadline_ns, bool small)
+{
+    uint32_t yields = 0;
+    bool done = wait_for_test(group->engine, test, argument, deadline_ns, group->crowded,
+                              &yields);
+    if (small && !group->crowded && !group->path->messaged)
+        group_spread(group->engine, yields);
     return done;
 }

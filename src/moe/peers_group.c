@@ -21,10 +21,10 @@ static struct group_peers *of(struct moe_peers *peers)
     return base_container_of(peers, struct group_peers, base);
 }
 
-static bool wait_in_engine(struct moe_peers *peers, bool (*test)(void *argument),
-                           void *argument, int64_t deadline_ns)
+static bool wait_in_group(struct moe_peers *peers, bool (*test)(void *argument),
+                          void *argument, int64_t deadline_ns)
 {
-    return group_engine_wait(of(peers)->group->engine, test, argument, deadline_ns);
+    return group_wait(of(peers)->group, test, argument, deadline_ns, peers->small);
 }
 
 static enum hdl_status check(struct moe_peers *peers)
@@ -89,7 +89,7 @@ static enum hdl_status put(struct moe_peers *peers, uint32_t rank, size_t offset
     if (!of(peers)->remote[rank])
         return HDL_EPEER;
     if (!try_put(&w))
-        wait_in_engine(peers, try_put, &w, BASE_FOREVER);
+        wait_in_group(peers, try_put, &w, BASE_FOREVER);
     return w.status == HDL_PENDING ? HDL_EPEER : w.status;
 }
 
@@ -115,7 +115,7 @@ static void destroy(struct moe_peers *peers)
 }
 
 static const struct moe_peers_ops group_ops = {
-    .wait = wait_in_engine,
+    .wait = wait_in_group,
     .check = check,
     .presence = presence,
     .ring = ring,

@@ -103,28 +103,20 @@ ROWS_TARGET static void ROWS(quantise)(enum hdl_moe_format format, enum hdl_dtyp
     }
 }
 
-/* acc += weight * row, or acc += row with weight NULL; `first`: acc is +0 so far. */
+/* acc += weight * row, or acc += row with weight NULL; `first`: acc counts as +0. (Asked
+ * in the loop, because a memset of this length is slower than the whole loop.) */
 ROWS_TARGET static void ROWS(add)(float *restrict acc, enum hdl_dtype dtype,
                                   const uint8_t *restrict row, const float *weight,
                                   bool first, size_t n)
 {
     float x[ROWS_BLOCK];
-    if (first)
-        memset(acc, 0, n * sizeof(float));
-    if (dtype == HDL_BF16 && weight) {
+    if (dtype == HDL_BF16 && weight) { /* the common case, without a pass over x */
         float w = *weight;
         for (size_t i = 0; i < n; i++) {
             uint16_t v;
             memcpy(&v, row + 2 * i, 2);
-            acc[i] = __builtin_fmaf(w, base_float_from_bits((uint32_t)v << 16), acc[i]);
-        }
-        return;
-    }
-    if (dtype == HDL_BF16) {
-        for (size_t i = 0; i < n; i++) {
-            uint16_t v;
-            memcpy(&v, row + 2 * i, 2);
-            acc[i] += base_float_from_bits((uint32_t)v << 16);
+            acc[i] = __builtin_fmaf(w, base_float_from_bits((uint32_t)v << 16),
+                                    first ? 0.0f : acc[i]);
         }
         return;
     }
@@ -132,28 +124,32 @@ ROWS_TARGET static void ROWS(add)(float *restrict acc, enum hdl_dtype dtype,
     if (weight) {
         float w = *weight;
         for (size_t i = 0; i < n; i++)
-            acc[i] = __builtin_fmaf(w, x[i], acc[i]);
+            acc[i] = __builtin_fmaf(w, x[i], first ? 0.0f : acc[i]);
     } else {
         for (size_t i = 0; i < n; i++)
-            acc[i] += x[i];
+            acc[i] = (first ? 0.0f : acc[i]) + x[i];
     }
 }
 
-ROWS_TARGET static void ROWS(flush)(uint8_t *dst, const uint8_t *src, size_t bytes,
-                                    bool stream)
+/* The same for a part of a result, which may go past the cache. */
+ROWS_TARGET static void ROWS(put)(enum hdl_dtype dtype, uint8_t *dst, const float *src,
+                                  size_t n, bool stream)
 {
-    size_t i = 0;
 #if ROWS_STREAM
+    size_t bytes = n * (dtype == HDL_F32 ? 4 : 2), i = 0;
+    uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
     if (stream && ((uintptr_t)dst & 31) == 0) {
+        ROWS(store)(dtype, packed, src, n);
         for (; i + 32 <= bytes; i += 32)
             _mm256_stream_si256((void *)(dst + i),
-                                _mm256_loadu_si256((const void *)(src + i)));
+                                _mm256_load_si256((const void *)(packed + i)));
+        memcpy(dst + i, packed + i, bytes - i);
+        return;
     }
 #else
     (void)stream;
 #endif
-    if (i < bytes)
-        memcpy(dst + i, src + i, bytes - i);
+    ROWS(store)(dtype, dst, src, n);
 }
 
 ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
@@ -162,7 +158,6 @@ ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
 {
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
     float acc[ROWS_BLOCK] __attribute__((aligned(64)));
-    uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
     for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
         if (weights) {
@@ -181,8 +176,8 @@ ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
             continue;
         }
         size_t out = w->kind == HDL_MOE_WIRE_F32 ? 4 : width;
-        ROWS(store)(out == 4 ? HDL_F32 : w->dtype, packed, acc, m);
-        ROWS(flush)((uint8_t *)dst + at * out, packed, m * out, stream);
+        ROWS(put)
+        (out == 4 ? HDL_F32 : w->dtype, (uint8_t *)dst + at * out, acc, m, stream);
     }
 }
 
@@ -211,7 +206,6 @@ ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
     float acc[ROWS_BLOCK] __attribute__((aligned(64)));
     float x[ROWS_BLOCK];
-    uint8_t packed[ROWS_BLOCK * 4] __attribute__((aligned(64)));
     for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
         if (t->n == 0)
@@ -237,8 +231,7 @@ ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
         }
         if (t->accumulate)
             ROWS(add)(acc, w->dtype, (const uint8_t *)dst + at * width, NULL, false, m);
-        ROWS(store)(w->dtype, packed, acc, m);
-        ROWS(flush)((uint8_t *)dst + at * width, packed, m * width, stream);
+        ROWS(put)(w->dtype, (uint8_t *)dst + at * width, acc, m, stream);
     }
 }
 
