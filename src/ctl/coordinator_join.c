@@ -232,7 +232,9 @@ static void missing_text(const struct coord_group *group, uint32_t i, char *text
 {
     const struct coord_slot *slot = &group->slots[i];
     const struct coord_member *joiner = slot->joiner;
-    if (!joiner)
+    if (!joiner && group->view->slots[i].active && !group->view->slots[i].absent)
+        (void)snprintf(text, size, "rank %u does not answer", i);
+    else if (!joiner)
         (void)snprintf(text, size, "rank %u is not registered", i);
     else if (joiner->state != MEMBER_READY)
         (void)snprintf(text, size, "rank %u has not asked to join", i);
@@ -342,13 +344,40 @@ void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
     }
 }
 
+/* Who admits a rank that its own view has may know of a death that is not noticed here
+ * yet: then the next process is meant. So the holder is asked for a sign of life. */
+static bool in_doubt(const struct coord_group *group,
+                     const struct coord_proposal *proposal, uint32_t i)
+{
+    const struct coord_slot *slot = &group->slots[i];
+    return proposal->kind == CTL_PROPOSE_ACTIVATE && slot->holder &&
+           slot->holder->rank != proposal->member->rank &&
+           slot->admitted_epoch <= proposal->epoch &&
+           (proposal->probe == 0 || slot->holder->rank->answered < proposal->probe);
+}
+
 static bool is_applied(const struct coord_group *group,
                        const struct coord_proposal *proposal, uint32_t i)
 {
     const struct ctl_slot *seen = &group->view->slots[i];
     if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
         return !seen->active || group->slots[i].admitted_epoch > proposal->epoch;
-    return seen->active && !seen->absent;
+    return seen->active && !seen->absent && !in_doubt(group, proposal, i);
+}
+
+/* Asks the ranks that are in, once. */
+static void ask_holders(struct ctl_coordinator *c, const struct coord_group *group,
+                        struct coord_proposal *proposal)
+{
+    bool asked = proposal->probe != 0;
+    for (uint32_t k = 0; k < proposal->num_slots && !asked; k++) {
+        uint32_t i = proposal->slots[k];
+        if (!group->view->slots[i].active || !in_doubt(group, proposal, i))
+            continue;
+        uint64_t id = coord_probe(c, group->slots[i].holder->rank);
+        if (proposal->probe == 0)
+            proposal->probe = id;
+    }
 }
 
 /* Ranks named in one proposal come in together: whether all that are not in yet could. */
@@ -462,6 +491,7 @@ void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
         bool refused = false;
         if (proposal->kind == CTL_PROPOSE_SYNC)
             continue;
+        ask_holders(c, group, proposal);
         if (examine(group, proposal, &first, &refused)) {
             if (others_know(c, group, proposal))
                 answer_proposal(c, proposal, HDL_OK, first, "");

@@ -215,12 +215,11 @@ void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t i
 {
     if (id > rank->answered && id <= c->next_probe)
         rank->answered = id;
-    base_list_each(node, after, &rank->members)
+    base_list_each(node, after, &c->group_list)
     {
-        struct coord_member *member = base_container_of(node, struct coord_member, node);
-        if (member->group->state == GROUP_RUNNING && member->group->ballot == 0 &&
-            !base_list_empty(&member->group->proposals))
-            coord_proposals_check(c, member->group);
+        struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (!base_list_empty(&group->proposals) && coord_member_of(c, rank, group->id))
+            coord_ballot_check(c, group);
     }
     if (rank->probe != id || rank->newcomer_conn == 0)
         return;
@@ -263,8 +262,6 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
 {
     drop_conn(c, rank);
     welcome(c, rank, conn);
-    if (rank->newcomer_conn != 0)
-        rank->probe = coord_probe(c, rank);
     tell_neighbours(c, rank, true);
     base_list_each(node, after, &rank->members)
     {
@@ -278,6 +275,10 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
     }
     (void)coord_probe(c, rank); /* for those that got lost */
     fence_unknown(c, rank, hello);
+    /* What it was asked before may be lost. */
+    uint64_t again = coord_probe(c, rank);
+    if (rank->newcomer_conn != 0)
+        rank->probe = again;
 }
 
 /* A rank of the coordinator before: keeps its rank epoch. */

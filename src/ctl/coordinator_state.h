@@ -116,7 +116,9 @@ struct coord_proposal {
     uint32_t kind;
     uint64_t epoch; /* of the proposer's view */
     int64_t deadline;
-    uint64_t probe; /* own removal is committed: all others answer this after it */
+    /* First id of the probes that it waits for; 0 = none yet. Own removal: everybody else
+     * shall have the commit. Admission: ranks that are in shall live. */
+    uint64_t probe;
     uint32_t num_slots;
     uint32_t slots[];
 };

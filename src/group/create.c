@@ -208,7 +208,8 @@ static enum hdl_status connect_group(struct hdl_group *group, const struct ctl_v
     snprintf(text, sizeof(text), "%s", base_detail());
     enum hdl_status all =
         host_group_connected(group->host_group, status, status == HDL_OK ? "" : text);
-    return status != HDL_OK ? base_fail(status, "%s", text) : all;
+    /* What all are told says more: a peer may be gone because it was told before. */
+    return all != HDL_OK || status == HDL_OK ? all : base_fail(status, "%s", text);
 }
 
 /* Until registration has given the first view, one without members stands in: the hooks

@@ -51,15 +51,8 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
 {
     uint32_t index = group_slot_of(group, op->number, chunk);
     struct group_slot *slot = &group->slots[index];
-    uint64_t x = GROUP_X(op->number, chunk);
     size_t bytes = 0;
     if (op->algorithm->publish) {
-        /* Who reads what this slot held, because a view that it has not heard of left it
-         * out, must see that it is too late. Chunks come in order, so x - 1 is shown. */
-        if (!op->inlined) {
-            atomic_store_explicit(&slot->seq, x - 1, memory_order_relaxed);
-            atomic_thread_fence(memory_order_release);
-        }
         unsigned char *payload =
             op->inlined ? slot->payload
                         : (unsigned char *)group->data + index * group->shape.chunk_bytes;
@@ -72,7 +65,7 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
     }
     slot->view = group->seen->ctl->epoch;
     atomic_store_explicit(&slot->done, group->done, memory_order_relaxed);
-    atomic_store_explicit(&slot->seq, x, memory_order_release);
+    atomic_store_explicit(&slot->seq, GROUP_X(op->number, chunk), memory_order_release);
     op->published++;
     group->open_chunks++;
     if (op->published == op->num_chunks && !op->unsized)
@@ -128,23 +121,6 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
     if (chunk == 0 && op->algorithm->make_piece &&
         slot->view != op->group->seen->ctl->epoch)
         op->direct = true;
-    return true;
-}
-
-/* What was read was there until the end. */
-static bool still_there(struct hdl_op *op, uint64_t chunk)
-{
-    uint32_t index = group_slot_of(op->group, op->number, chunk);
-    atomic_thread_fence(memory_order_acquire);
-    for (uint32_t r = 0; r < op->group->capacity; r++) {
-        const struct group_slot *slots = op->group->peer[r].slots;
-        if (slots && mapped_takes_part(op, r, chunk) &&
-            atomic_load_explicit(&slots[index].seq, memory_order_relaxed) >
-                GROUP_X(op->number, chunk)) {
-            overtaken(op, r, chunk);
-            return false;
-        }
-    }
     return true;
 }
 
@@ -261,8 +237,6 @@ void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
     }
     enum hdl_status status =
         op->algorithm->pull ? op->algorithm->pull(op, chunk) : HDL_OK;
-    if (!still_there(op, chunk))
-        return;
     op->pulled++;
     group->open_chunks--;
     op->wait_rank = 0;
@@ -312,11 +286,12 @@ static bool pull(struct hdl_group *group, struct hdl_op *op)
     return true;
 }
 
+/* Also ranks that were removed and wait for the inputs of their last operations. */
 static void ring_all(struct hdl_group *group)
 {
     const struct group_view *view = group->seen;
     for (uint32_t w = 0; w < view->num_words; w++) {
-        for (uint64_t bits = view->present[w]; bits; bits &= bits - 1) {
+        for (uint64_t bits = view->reading[w]; bits; bits &= bits - 1) {
             struct hdl_peer_window *remote =
                 group->peer[w * 64 + (uint32_t)__builtin_ctzll(bits)].remote;
             if (remote)

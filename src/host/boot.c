@@ -149,14 +149,15 @@ static enum hdl_status find_place(struct host_boot *boot, const struct host_opts
     const struct base_config *config = &boot->env->config;
     const char *exact = opts->coordinator;
     const char *directory = opts->shared_dir;
-    if (boot->num_ranks == 1 && !opts->standalone)
-        return HDL_OK;
     if (!exact && !opts->bootstrap && !directory) {
         if (config->coordinator.text[0])
             exact = config->coordinator.text;
         else if (config->shared_dir.text[0])
             directory = config->shared_dir.text;
     }
+    /* A job of one needs none of it, but what is given must be right. */
+    if (boot->num_ranks == 1 && !opts->standalone)
+        return exact ? base_parse_addr(exact, &boot->addr) : HDL_OK;
     if (exact) {
         boot->mode = HOST_BOOT_EXACT;
         return base_parse_addr(exact, &boot->addr);

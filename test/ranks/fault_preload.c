@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Preloaded into one rank: its n-th call of one function of libc fails.
+/* Preloaded into one rank: its n-th call of one function of libc fails, or kills it.
  *
  *     HEDDLE_TEST_FAULT=RANK:FUNCTION:N     e.g. 1:mmap:3
+ *
+ * "kill_send" kills the rank before its message number (n + 1) / 2 to a socket for odd n,
+ * after it for even n: a fault point on either side of every message of the control
+ * plane.
  *
  * A call counts once the program has called fault_arm, in any thread, and once the n-th
  * has failed the later ones work. When it fails "[fault] FUNCTION N" goes to stderr;
@@ -10,6 +14,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -126,4 +131,30 @@ int pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)
 {
     NEXT(pthread_create);
     return fails("pthread_create", EAGAIN) ? EAGAIN : next.call(thread, attr, start, arg);
+}
+
+ssize_t sendmsg(int fd, const struct msghdr *msg, int flags)
+{
+    NEXT(sendmsg);
+    if (fails("kill_send", 0))
+        raise(SIGKILL);
+    ssize_t sent = next.call(fd, msg, flags);
+    int error = errno;
+    if (fails("kill_send", 0))
+        raise(SIGKILL);
+    errno = error;
+    return sent;
+}
+
+ssize_t send(int fd, const void *data, size_t size, int flags)
+{
+    NEXT(send);
+    if (fails("kill_send", 0))
+        raise(SIGKILL);
+    ssize_t sent = next.call(fd, data, size, flags);
+    int error = errno;
+    if (fails("kill_send", 0))
+        raise(SIGKILL);
+    errno = error;
+    return sent;
 }

@@ -194,6 +194,8 @@ static void test_context_options(void)
     opts.dead_after_us = 0;
     opts.coordinator = "nowhere";
     CHECK_STATUS(hdl_context_create(&opts, &none), HDL_EINVAL);
+    opts.num_ranks = 1;
+    CHECK_STATUS(hdl_context_create(&opts, &none), HDL_EINVAL);
     CHECK(none == NULL, "a failed creation wrote its output");
 }
 

@@ -3,17 +3,21 @@
  * print, and checks every rank's exit code.
  *
  *   runner -n N [--timeout S] [--kill R:TEXT] [--stop R:TEXT] [--cont R:TEXT]
- *          [--expect R:CODE] [--env NAME=VALUE] [--hosts H]
- *          [--sweep R:FUNCTION:MAX --preload FILE] [--] program args
+ *          [--expect R:CODE] [--env NAME=VALUE] [--hosts H] [--until TEXT]
+ *          [--sweep R:FUNCTION:MAX[:STRIDE] --preload FILE] [--] program args
  *
  * --kill R:TEXT   SIGKILL rank R when any rank prints a line that begins with TEXT;
  *                 R:Q:TEXT: when rank Q prints it
  * --expect R:C    rank R must end with code C (137 = killed); default 0; for a rank of
  * --kill 137
  * --hosts H       the ranks are spread in blocks over H network namespaces
+ * --until TEXT    runs the tree again until a rank has printed a line that begins with
+ * TEXT, for every TEXT given: the branches that a test must have taken. At most 40 times;
+ * as often in any case if HEDDLE_SOAK is set
  * --sweep R:F:M   runs the tree again and again with fault_preload.c in it: the n-th call
  * of function F on rank R fails, n = 1 to M or until there are no more calls: no
- * "[fault]" was printed, and "[life]" was
+ * "[fault]" was printed, and "[life]" was. If F begins with "kill_" the rank is killed
+ * there. With a stride n grows by that from a random start, unless HEDDLE_SOAK is set
  *
  * Ends with 0 if all codes are as expected, 77 if all ranks ended with 77 (skipped),
  * else 1.
@@ -31,7 +35,7 @@
 #include "tools/netns.h"
 #include "tools/procs.h"
 
-enum { MAX_HOOKS = 64, MAX_ENV = 64, SKIPPED = 77 };
+enum { MAX_HOOKS = 64, MAX_ENV = 64, MAX_UNTIL = 8, MAX_RUNS = 40, SKIPPED = 77 };
 
 struct hook {
     int signal;
@@ -56,9 +60,13 @@ struct runner {
     int num_expectations;
     const char *env[MAX_ENV + 3]; /* two for the sweep */
     int num_env;
+    const char *until[MAX_UNTIL];
+    bool seen[MAX_UNTIL];
+    int num_until;
     const char *preload;
     const char *sweep; /* R:FUNCTION */
-    int sweep_max;
+    int sweep_max, sweep_stride;
+    bool soak;
     bool fault_seen;
     bool life_seen; /* the program came to its end, so there are no more calls to fail */
 };
@@ -68,7 +76,7 @@ _Noreturn static void usage(const char *problem)
     fprintf(stderr,
             "runner: %s\nusage: runner -n N [--timeout S] [--kill R:TEXT] "
             "[--stop R:TEXT] [--cont R:TEXT] [--expect R:CODE] [--env NAME=VALUE] "
-            "[--hosts H] [--] program args\n",
+            "[--hosts H] [--until TEXT] [--] program args\n",
             problem);
     exit(2);
 }
@@ -109,15 +117,16 @@ static void add_expectation(struct runner *runner, const char *text)
     e->code = atoi(code);
 }
 
-/* Cuts ":MAX" off "R:FUNCTION:MAX". */
+/* Cuts ":MAX:STRIDE" off "R:FUNCTION:MAX:STRIDE". */
 static void set_sweep(struct runner *runner, char *text)
 {
-    char *max = strrchr(text, ':');
-    if (!max || atoi(max + 1) < 1)
-        usage("a sweep is RANK:FUNCTION:MAX");
+    char *function = strchr(text, ':');
+    char *max = function ? strchr(function + 1, ':') : NULL;
+    if (!max || sscanf(max, ":%d:%d", &runner->sweep_max, &runner->sweep_stride) < 1 ||
+        runner->sweep_max < 1 || runner->sweep_stride < 1)
+        usage("a sweep is RANK:FUNCTION:MAX[:STRIDE]");
     *max = '\0';
     runner->sweep = text;
-    runner->sweep_max = atoi(max + 1);
 }
 
 static int64_t parse_seconds(const char *text)
@@ -150,6 +159,8 @@ static void set_option(struct runner *runner, int c)
         set_sweep(runner, optarg);
     else if (c == 'p')
         runner->preload = optarg;
+    else if (c == 'u' && runner->num_until < MAX_UNTIL)
+        runner->until[runner->num_until++] = optarg;
     else
         usage("bad option");
 }
@@ -167,6 +178,7 @@ static void parse_options(struct runner *runner, int argc, char **argv)
         {"hosts", required_argument, NULL, 'h'},
         {"sweep", required_argument, NULL, 'w'},
         {"preload", required_argument, NULL, 'p'},
+        {"until", required_argument, NULL, 'u'},
         {NULL, 0, NULL, 0},
     };
     int c;
@@ -186,6 +198,9 @@ static void on_line(void *user, struct procs *procs, int rank, int stream,
         runner->fault_seen = true;
     if (strncmp(line, "[life]", 6) == 0)
         runner->life_seen = true;
+    for (int i = 0; i < runner->num_until; i++)
+        if (strncmp(line, runner->until[i], strlen(runner->until[i])) == 0)
+            runner->seen[i] = true;
     if (runner->sweep && stream == 1)
         return;
     fprintf(stream == 1 ? stdout : stderr, "[%d] %s\n", rank, line);
@@ -208,6 +223,9 @@ static int expected_code(const struct runner *runner, int rank)
         if (runner->hooks[i].rank == rank && runner->hooks[i].signal == SIGKILL)
             code = 128 + SIGKILL;
     }
+    if (runner->sweep && runner->fault_seen && strstr(runner->sweep, ":kill_") &&
+        atoi(runner->sweep) == rank)
+        code = 128 + SIGKILL;
     for (int i = 0; i < runner->num_expectations; i++) {
         if (runner->expectations[i].rank == rank)
             code = runner->expectations[i].code;
@@ -294,8 +312,10 @@ static int run_sweep(struct runner *runner, char **argv)
     snprintf(preload, sizeof(preload), "LD_PRELOAD=%s", runner->preload);
     runner->env[runner->num_env] = preload;
     runner->env[runner->num_env + 1] = fault;
-    int num_empty = 0;
-    for (int n = 1; n <= runner->sweep_max; n++) {
+    int num_empty = 0, num_faults = 0;
+    int stride = runner->soak ? 1 : runner->sweep_stride;
+    int first = 1 + (int)(base_now_ns() / 1000 % stride);
+    for (int n = first; n <= runner->sweep_max; n += stride) {
         snprintf(fault, sizeof(fault), "HEDDLE_TEST_FAULT=%s:%d", runner->sweep, n);
         runner->fault_seen = false;
         runner->life_seen = false;
@@ -304,22 +324,55 @@ static int run_sweep(struct runner *runner, char **argv)
             fprintf(stderr, "runner: failed with %s\n", fault);
             return code;
         }
+        num_faults += runner->fault_seen;
         if (runner->fault_seen)
             continue;
         if (runner->life_seen || ++num_empty > 10) {
-            printf("[runner] %d calls failed one by one\n", n - 1);
-            return n == 1;
+            printf("[runner] %d calls failed one by one\n", num_faults);
+            return num_faults == 0;
         }
-        n--; /* a deadline passed before the n-th call: once more */
+        n -= stride; /* a deadline passed before the n-th call: once more */
     }
-    printf("[runner] %d calls failed one by one, there are more\n", runner->sweep_max);
+    printf("[runner] %d calls failed one by one, there are more\n", num_faults);
+    return 0;
+}
+
+/* Names the first branch that was not taken yet; NULL = all were. */
+static const char *not_taken(const struct runner *runner)
+{
+    for (int i = 0; i < runner->num_until; i++)
+        if (!runner->seen[i])
+            return runner->until[i];
+    return NULL;
+}
+
+static int run_until(struct runner *runner, char **argv)
+{
+    int runs = 0;
+    do {
+        for (int i = 0; i < runner->num_hooks; i++)
+            runner->hooks[i].done = false;
+        int code = run_once(runner, argv);
+        runs++;
+        if (code != 0)
+            return code;
+    } while (runs < MAX_RUNS && (runner->soak || not_taken(runner)));
+    if (not_taken(runner)) {
+        fprintf(stderr, "runner: no rank printed '%s' in %d runs\n", not_taken(runner),
+                runs);
+        return 1;
+    }
+    printf("[runner] all branches were taken in %d runs\n", runs);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    struct runner runner = {.timeout_ns = 60 * BASE_NS_PER_S};
+    struct runner runner = {.timeout_ns = 60 * BASE_NS_PER_S, .sweep_stride = 1};
     parse_options(&runner, argc, argv);
-    return runner.sweep ? run_sweep(&runner, argv + optind)
-                        : run_once(&runner, argv + optind);
+    runner.soak = getenv("HEDDLE_SOAK") != NULL;
+    if (runner.sweep)
+        return run_sweep(&runner, argv + optind);
+    return runner.num_until > 0 ? run_until(&runner, argv + optind)
+                                : run_once(&runner, argv + optind);
 }
