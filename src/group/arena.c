@@ -28,6 +28,9 @@ static enum hdl_status make_note(struct group_arena *arena, size_t bytes,
     struct net *net = arena->group->engine->net;
     enum hdl_status status = net_window_create(net, bytes, &arena->window);
     if (status == HDL_OK)
+        net_window_set_writers(arena->window, arena->group->writers,
+                               arena->group->capacity);
+    if (status == HDL_OK)
         status = net_window_pack(arena->window, note->handle, &length);
     note->bytes = bytes;
     note->status = status == HDL_OK ? 0 : 1;
@@ -56,6 +59,7 @@ static enum hdl_status open_remotes(struct group_arena *arena,
                             NET_READ | NET_WRITE | NET_GROUP, &arena->remote[r]);
         if (status != HDL_OK)
             return status;
+        net_remote_write_as(arena->remote[r], group->rank, &group->writers[group->rank]);
     }
     return HDL_OK;
 }

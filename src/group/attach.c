@@ -109,6 +109,8 @@ static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
     enum hdl_status status = net_remote_open(
         net, handle->data, handle->size,
         (near ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP, &reach->remote);
+    if (status == HDL_OK)
+        net_remote_write_as(reach->remote, group->rank, &group->writers[group->rank]);
     reach->references = 1;
     reach->rank_epoch = slot->rank_epoch;
     if (status == HDL_OK && near) {
@@ -136,6 +138,7 @@ static enum hdl_status attach_rank(struct hdl_group *group, uint32_t rank,
     enum hdl_status status = open_rank(group, rank, slot, messaged);
     if (status != HDL_OK)
         return status;
+    group_admit_writer(group, rank, slot->rank_epoch);
     group_engine_lock(group->engine);
     group_p2p_renew(group, rank, slot->rank_epoch);
     group_engine_unlock(group->engine);

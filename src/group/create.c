@@ -134,6 +134,8 @@ static enum hdl_status open_peer(struct hdl_group *group, uint32_t rank,
         status = group_peer_map(group, rank, net_remote_map(peer->remote));
     if (status != HDL_OK)
         base_fail_append(" (opening the memory of rank %u)", rank);
+    else
+        net_remote_write_as(peer->remote, group->rank, &group->writers[group->rank]);
     return status;
 }
 
@@ -143,6 +145,7 @@ static enum hdl_status open_peers(struct hdl_group *group, const struct ctl_view
     enum hdl_status status = HDL_OK;
     for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++) {
         group->peer[r].rank_epoch = view->slots[r].rank_epoch;
+        group_admit_writer(group, r, group->peer[r].rank_epoch);
         if (r != group->rank && endpoint_of(view, r))
             status = open_peer(group, r, endpoint_of(view, r),
                                (mapped ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP);
@@ -240,6 +243,7 @@ static enum hdl_status init_group(struct hdl_group *group, struct group_engine *
     ctl_view_unref(view);
     if (status != HDL_OK)
         return status;
+    net_window_set_writers(group->window, group->writers, group->capacity);
     group->completion_local = opts->completion_local;
     group->manual_deactivate = opts->manual_deactivate;
     group->manual_sync = opts->manual_sync;
@@ -291,6 +295,8 @@ static void take_apart(struct hdl_group *group)
 {
     group_stop(group);
     close_peers(group);
+    net_window_destroy(group->window);
+    group->window = NULL;
     group_free_parts(group);
 }
 
@@ -387,7 +393,6 @@ enum hdl_status group_restart(struct hdl_group *group)
     group_worker_cancel(&engine->notifier, &group->notify_job);
     close_host_group(group);
     take_apart(group);
-    net_window_destroy(group->window);
     memset(group, 0, sizeof(*group));
     group->engine = engine;
     group->opts = opts;
@@ -455,7 +460,6 @@ void hdl_group_destroy(struct hdl_group *group)
     group_notify_stop(group);
     close_host_group(group);
     take_apart(group);
-    net_window_destroy(group->window);
     free_group(group);
 }
 

@@ -26,9 +26,10 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
     group->arrived = base_alloc(env, group->capacity, sizeof(struct group_reach *));
     group->closed = base_alloc(env, group->capacity, sizeof(*group->closed));
     group->ready_epoch = base_alloc(env, group->capacity, sizeof(*group->ready_epoch));
+    group->writers = base_alloc(env, group->capacity, sizeof(*group->writers));
     struct group_view *view = NULL;
     if (group->peer && group->sources && group->fence && group->issues &&
-        group->arrived && group->closed && group->ready_epoch)
+        group->arrived && group->closed && group->ready_epoch && group->writers)
         view = group_view_create(env, ctl, group->rank);
     if (!view)
         return HDL_ENOMEM;
@@ -61,6 +62,7 @@ void group_free_parts(struct hdl_group *group)
     base_free(env, group->issues);
     base_free(env, group->fence);
     base_free(env, (void *)group->sources);
+    base_free(env, (void *)group->writers);
     base_free(env, group->peer);
     base_free(env, group->over_text);
     group->over_text = NULL;
@@ -73,6 +75,12 @@ static void point(struct hdl_group *group, struct group_peer *peer, void *segmen
     peer->data = group_segment_data(&group->shape, segment, 0);
     peer->pieces = group_segment_piece(&group->shape, segment, 0);
     peer->done = GROUP_X_END(0);
+}
+
+void group_admit_writer(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+{
+    if (group->engine->net)
+        net_set_writer(group->engine->net, &group->writers[rank], rank_epoch);
 }
 
 void group_point_self(struct hdl_group *group, void *segment)
@@ -228,8 +236,10 @@ static void install_peers(struct hdl_group *group, const struct group_view *view
         const struct ctl_slot *slot = &view->ctl->slots[r];
         struct group_peer *peer = &group->peer[r];
         struct group_reach *reach = view->reach[r];
-        if (r == group->rank)
+        if (r == group->rank) {
+            group_admit_writer(group, r, slot->rank_epoch);
             continue;
+        }
         if (reach && reach != peer->reach) {
             if (!peer->reach)
                 net_remote_close(peer->remote);

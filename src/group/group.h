@@ -117,8 +117,9 @@ struct hdl_group {
     struct group_slot *slots;
     char *data;
     char *pieces;
-    struct group_peer *peer; /* [capacity]; the own entry points at the own segment */
-    _Atomic int over;        /* HDL_OK, or why the group is over for this rank */
+    struct group_peer *peer;   /* [capacity]; the own entry points at the own segment */
+    _Atomic uint64_t *writers; /* [capacity] rank epochs that may put here; the own one */
+    _Atomic int over;          /* HDL_OK, or why the group is over for this rank */
 
     alignas(64) _Atomic uint64_t ready; /* see above */
     _Atomic uint64_t next;              /* lowest op number not issued */
@@ -228,6 +229,9 @@ void group_attach_stop(struct hdl_group *group);
 enum hdl_status group_isolate(struct hdl_group *group);
 void group_enter(struct hdl_group *group, const struct group_view *view);
 void group_unshelter(struct hdl_group *group);
+/* From now on this rank epoch, and no other, may put as the rank: here, in the segment
+ * and the arenas. 0 = nobody. */
+void group_admit_writer(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch);
 /* Points the own slots at a segment. */
 void group_point_self(struct hdl_group *group, void *segment);
 

@@ -273,14 +273,17 @@ static void set_source(struct hdl_group *group, uint32_t rank)
 }
 
 /* Nothing goes to a lost rank any more, and nobody need try to reach it. What it wrote
- * stays in the mirrors here. */
+ * stays in the mirrors here, and nothing is added should it wake up. */
 static void drop_absent(struct hdl_group *group)
 {
     const struct messaged *m = messaged_of(group);
+    const struct group_view *view = group->seen;
     for (uint32_t r = 0; r < group->capacity; r++) {
         if (m->host[r] == OWN_HOST || m->host[r] == NO_HOST ||
-            !group_view_absent(group->seen, r))
+            !group_view_absent(view, r))
             continue;
+        if (atomic_load(&group->writers[r]) == view->ctl->slots[r].rank_epoch)
+            group_admit_writer(group, r, 0);
         if (!group->peer[r].reach)
             net_remote_close(group->peer[r].remote);
         group->peer[r].remote = NULL;

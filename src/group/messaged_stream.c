@@ -148,12 +148,9 @@ void messaged_stream_lost(struct hdl_group *group, uint32_t rank)
 
 /* ------------------------------------------------------------- without copies between */
 
-enum { IN_FLIGHT = 8 };
-static const size_t piece_bytes = (size_t)256 * 1024;
-
 struct exposure {
     struct net_exposed memory;
-    void *registration;
+    struct hdl_window *registration;
 };
 
 void messaged_stream_expose(struct hdl_group *group, struct hdl_op *op)
@@ -175,7 +172,7 @@ struct group_exposure messaged_stream_exposed(const struct hdl_op *op)
     if (!exposure)
         return (struct group_exposure){0};
     return (struct group_exposure){.key = exposure->memory.key,
-                                   .base = exposure->memory.base};
+                                   .window = exposure->memory.window};
 }
 
 void messaged_stream_release(struct hdl_group *group, struct hdl_op *op)
@@ -191,11 +188,10 @@ bool messaged_stream_put(struct hdl_group *group, uint32_t rank, struct hdl_op *
     struct group_p2p_peer *peer = &group->p2p->peer[rank];
     struct hdl_peer_window *remote = group->peer[rank].remote;
     const struct net_exposed target = {
-        .key = peer->target.key, .base = peer->target.base, .bytes = op->bytes};
+        .key = peer->target.key, .window = peer->target.window, .bytes = op->bytes};
     bool moved = false;
-    while (op->moved < op->bytes &&
-           net_put_count(remote) - net_put_done(remote) < IN_FLIGHT) {
-        size_t bytes = base_min_size(op->bytes - op->moved, piece_bytes);
+    while (op->moved < op->bytes) {
+        size_t bytes = base_min_size(op->bytes - op->moved, NET_PIECE_BYTES);
         enum hdl_status status = net_put_exposed(
             remote, &target, op->moved, (const char *)op->src + op->moved, bytes);
         if (status != HDL_OK) {

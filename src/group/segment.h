@@ -128,10 +128,10 @@ struct group_cell {
 static_assert(sizeof(struct group_cell) == GROUP_LINE, "a cell is one line");
 
 /* Memory of the receiver that a messaged sender may write for a granted message: net's
- * key and base; both 0 = none, the message comes in fragments. */
+ * key and window; both 0 = none, the message comes in fragments. */
 struct group_exposure {
     uint64_t key;
-    uint64_t base;
+    uint64_t window;
 };
 
 /* What the owner has taken from one source, and which large messages it wants. */

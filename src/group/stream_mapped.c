@@ -207,7 +207,7 @@ static bool stream_fragment(struct hdl_group *group, struct group_p2p_peer *peer
                             uint32_t rank)
 {
     struct hdl_op *op = peer->streaming;
-    if (peer->target.key || peer->target.base)
+    if (peer->target.key || peer->target.window)
         return stream_direct(group, peer, rank);
     if (!cell_free(group, peer, rank) || !fragment_free(group, peer, rank))
         return false;

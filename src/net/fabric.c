@@ -125,13 +125,14 @@ enum hdl_status net_fabric_create(struct net *net, struct net_fabric **out)
         base_list_init(&fabric->windows[i]);
     enum hdl_status status = base_random_u64(&fabric->secret);
     if (status == HDL_OK)
+        status = base_random_u64(&fabric->stamp);
+    if (status == HDL_OK)
         status = net_fabric_lib_open(net->env, &fabric->lib);
     if (status == HDL_OK)
         status = net_fabric_choose(net->env, &fabric->lib,
                                    net->exchange.interface_address, &fabric->info);
     if (status != HDL_OK)
         goto free_fabric;
-    fabric->local_mr = fabric->info->domain_attr->mr_mode & FI_MR_LOCAL;
     snprintf(fabric->provider, sizeof(fabric->provider), "%s",
              fabric->info->fabric_attr->prov_name);
     snprintf(fabric->transport, sizeof(fabric->transport), "fabric:%s", fabric->provider);
@@ -158,7 +159,8 @@ static bool fabric_unfinished(struct net_fabric *fabric)
     base_list_each(node, after, &fabric->links)
     {
         struct fabric_link *link = base_container_of(node, struct fabric_link, node);
-        if (!link->down_since && (link->base != link->tail || link->ack_owed))
+        if (!link->down_since &&
+            (link->base != link->tail || link->ack_owed || link->num_offers))
             return true;
     }
     return false;
@@ -201,7 +203,6 @@ struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric)
 
 /* -------------------------------------------------------------------------- windows */
 
-/* A key that nobody guesses, unless the provider insists on its own. */
 static enum hdl_status wish_key(const struct net_fabric *fabric, uint64_t *wish)
 {
     *wish = 0;
@@ -214,18 +215,18 @@ static enum hdl_status wish_key(const struct net_fabric *fabric, uint64_t *wish)
     return status;
 }
 
-/* Lets peers who know the key write; under the lock. */
-static enum hdl_status register_memory(struct net_fabric *fabric, void *data,
-                                       size_t bytes, struct net_exposed *exposed,
-                                       struct fid_mr **mr)
+enum hdl_status fabric_register(struct net_fabric *fabric, void *data, size_t bytes,
+                                uint64_t access, struct fid_mr **mr)
 {
     uint64_t wish;
     int mode = fabric->info->domain_attr->mr_mode;
+    *mr = NULL;
+    if (!(access & FI_REMOTE_READ) && !(mode & FI_MR_LOCAL))
+        return HDL_OK;
     enum hdl_status status = wish_key(fabric, &wish);
     if (status != HDL_OK)
         return status;
-    int error =
-        fi_mr_reg(fabric->domain, data, bytes, FI_REMOTE_WRITE, 0, wish, 0, mr, NULL);
+    int error = fi_mr_reg(fabric->domain, data, bytes, access, 0, wish, 0, mr, NULL);
     if (!error && (mode & FI_MR_ENDPOINT)) {
         error = fi_mr_bind(*mr, &fabric->ep->fid, 0);
         if (!error)
@@ -233,76 +234,44 @@ static enum hdl_status register_memory(struct net_fabric *fabric, void *data,
         if (error)
             fi_close(&(*mr)->fid);
     }
-    if (error)
-        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
-                         fabric_error(fabric, error));
-    exposed->key = fi_mr_key(*mr);
-    exposed->base = mode & FI_MR_VIRT_ADDR ? (uint64_t)(uintptr_t)data : 0;
-    exposed->bytes = bytes;
-    return HDL_OK;
+    if (!error)
+        return HDL_OK;
+    *mr = NULL;
+    return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
+                     fabric_error(fabric, error));
 }
 
-enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window *window)
+void net_fabric_admit(struct net_fabric *fabric, struct hdl_window *window)
 {
-    struct net_exposed exposed = {0};
-    struct fid_mr *mr = NULL;
     fabric_lock(fabric);
-    enum hdl_status status =
-        register_memory(fabric, window->data, window->bytes, &exposed, &mr);
-    if (status == HDL_OK) {
-        window->mr = mr;
-        window->mr_key = exposed.key;
-        window->mr_base = exposed.base;
-        base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS],
-                            &window->fabric_node);
-        atomic_fetch_add(&fabric->num_windows, 1);
-    }
-    fabric_unlock(fabric);
-    return status;
-}
-
-enum hdl_status net_fabric_expose(struct net_fabric *fabric, void *data, size_t bytes,
-                                  struct net_exposed *exposed, void **registration)
-{
-    struct fid_mr *mr = NULL;
-    fabric_lock(fabric);
-    enum hdl_status status = register_memory(fabric, data, bytes, exposed, &mr);
-    fabric_unlock(fabric);
-    *registration = mr;
-    return status;
-}
-
-void net_fabric_unexpose(struct net_fabric *fabric, void *registration)
-{
-    struct fid_mr *mr = registration;
-    fabric_lock(fabric);
-    fi_close(&mr->fid);
+    base_list_push_back(&fabric->windows[window->id % FABRIC_BUCKETS],
+                        &window->fabric_node);
+    atomic_fetch_add(&fabric->num_windows, 1);
     fabric_unlock(fabric);
 }
 
-void net_fabric_deregister(struct net_fabric *fabric, struct hdl_window *window)
+void net_fabric_dismiss(struct net_fabric *fabric, struct hdl_window *window)
 {
-    if (!window->mr)
-        return;
-    struct fid_mr *mr = window->mr;
     fabric_lock(fabric);
     base_list_remove(&window->fabric_node);
     atomic_fetch_sub(&fabric->num_windows, 1);
-    fi_close(&mr->fid);
     fabric_unlock(fabric);
-    window->mr = NULL;
 }
 
-void net_fabric_describe_window(const struct net_fabric *fabric,
-                                const struct hdl_window *window,
-                                struct net_handle *handle)
+void net_fabric_set_writer(struct net_fabric *fabric, _Atomic uint64_t *word,
+                           uint64_t writer)
+{
+    fabric_lock(fabric);
+    atomic_store_explicit(word, writer, memory_order_relaxed);
+    fabric_unlock(fabric);
+}
+
+void net_fabric_fill_handle(const struct net_fabric *fabric, struct net_handle *handle)
 {
     memcpy(handle->provider, fabric->provider, sizeof(handle->provider));
     memcpy(handle->address, fabric->address, fabric->address_length);
     handle->address_length = fabric->address_length;
     handle->secret = fabric->secret;
-    handle->mr_key = window->mr_key;
-    handle->mr_base = window->mr_base;
 }
 
 /* -------------------------------------------------------------------------- polling */
@@ -314,8 +283,8 @@ static void handle_completion(struct net_fabric *fabric, struct fabric_op *op,
     case FABRIC_OP_MESSAGE:
         fabric_message_done(fabric, (struct fabric_message *)op, error);
         break;
-    case FABRIC_OP_WRITE:
-        fabric_write_done(fabric, (struct fabric_write *)op, error);
+    case FABRIC_OP_READ:
+        fabric_read_done(fabric, (struct fabric_piece *)op, error);
         break;
     case FABRIC_OP_RECEIVE:
         if (error)

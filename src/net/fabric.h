@@ -9,6 +9,8 @@ struct net_fabric_counters {
     uint64_t reconnects;
     uint64_t refused;
     uint64_t resent;
+    uint64_t stale; /* puts of writers that are not admitted any more */
+    uint64_t bytes; /* payload put, without what was sent again */
 };
 
 /* Opens libfabric, chooses a provider, listens on the exchange's interface address only.
@@ -19,15 +21,14 @@ const char *net_fabric_provider_name(const struct net_fabric *fabric);
 const char *net_fabric_transport_name(const struct net_fabric *fabric);
 struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric);
 
-enum hdl_status net_fabric_register(struct net_fabric *fabric, struct hdl_window *window);
-void net_fabric_deregister(struct net_fabric *fabric, struct hdl_window *window);
-void net_fabric_describe_window(const struct net_fabric *fabric,
-                                const struct hdl_window *window,
-                                struct net_handle *handle);
-
-enum hdl_status net_fabric_expose(struct net_fabric *fabric, void *data, size_t bytes,
-                                  struct net_exposed *exposed, void **registration);
-void net_fabric_unexpose(struct net_fabric *fabric, void *registration);
+/* Peers may put into the window; its id, key, data and bytes are set. */
+void net_fabric_admit(struct net_fabric *fabric, struct hdl_window *window);
+/* When it returns nobody is writing there. */
+void net_fabric_dismiss(struct net_fabric *fabric, struct hdl_window *window);
+/* The same for what the former writer put. */
+void net_fabric_set_writer(struct net_fabric *fabric, _Atomic uint64_t *word,
+                           uint64_t writer);
+void net_fabric_fill_handle(const struct net_fabric *fabric, struct net_handle *handle);
 
 /* Number of events; 0 too if another thread is polling. */
 int net_fabric_poll(struct net_fabric *fabric);

@@ -8,14 +8,18 @@
 #include "net/fabric_wire.h"
 
 /*
- *  remote (peer's window) --> link (peer's context) --> messages: numbered, kept until
- * acknowledged |                  [base .. post) handed to the provider | [post .. tail)
- * waiting
- *                                    +--> writes: payload too large for a message; the
- * put's signal follows as a message when the write is delivered, so a broken link cannot
- * part them
+ *  remote (peer's window) --> link (peer's context)
+ *                               messages  numbered, kept until acknowledged:
+ *                                         [base .. post) handed to the provider,
+ *                                         [post .. tail) waiting
+ *                               writes    puts too large for a message; cut into pieces
+ *                               offers    pieces on their way: copies of the payload that
+ *                                         the peer reads
+ *                               arrivals  the peer's offers, being read, in their order
  *
- * All of it is guarded by fabric->lock.
+ * The provider never sees memory but that of this transport, so a put that ends early
+ * leaves nobody in the application's memory, on neither side. All of it is guarded by
+ * fabric->lock.
  */
 
 enum {
@@ -23,12 +27,13 @@ enum {
     FABRIC_ACK_EVERY = 16,
     FABRIC_RECEIVES = 96,
     FABRIC_WRITES = 128,
+    FABRIC_OFFERS = 8, /* of a link, not taken yet */
     FABRIC_SMALL_PAYLOAD = 256,
     FABRIC_SLAB = 32,
     FABRIC_BUCKETS = 64
 };
 
-enum fabric_op_kind { FABRIC_OP_MESSAGE = 1, FABRIC_OP_RECEIVE, FABRIC_OP_WRITE };
+enum fabric_op_kind { FABRIC_OP_MESSAGE = 1, FABRIC_OP_RECEIVE, FABRIC_OP_READ };
 
 /* First member of everything posted: the provider's context, and what it is. */
 struct fabric_op {
@@ -56,29 +61,40 @@ struct fabric_receive {
     uint8_t *bytes;
 };
 
-enum fabric_write_state {
-    FABRIC_WRITE_WAITING = 1,
-    FABRIC_WRITE_POSTED,
-    FABRIC_WRITE_DELIVERED
-};
-
 struct fabric_write {
-    struct fabric_op op;
     struct base_list node;        /* of its link, or the free list */
     struct base_list remote_node; /* of its remote, in put order */
     struct fabric_link *link;
-    struct net_fabric_remote *remote; /* NULL: it was closed */
-    enum fabric_write_state state;
+    struct net_fabric_remote *remote;
     const uint8_t *src;
     size_t bytes;
-    size_t done; /* delivered */
-    size_t part; /* being delivered */
-    size_t offset;
-    uint64_t mr_key;
-    uint64_t mr_base;
+    size_t offered;
+    size_t taken;
     uint64_t ticket;
-    struct net_wire_put signal;
-    struct fid_mr *local; /* where the provider wants sources registered */
+    struct net_wire_put put;
+};
+
+enum fabric_piece_state {
+    FABRIC_PIECE_WAITING = 1,
+    FABRIC_PIECE_POSTED,
+    FABRIC_PIECE_READ
+};
+
+/* Memory for one piece and the stamp behind it: the copy that is offered to a peer, or
+ * what is read from one. */
+struct fabric_piece {
+    struct fabric_op op;
+    struct base_list node; /* offers or arrivals of a link, or the free list */
+    struct base_list all;
+    uint8_t *bytes;
+    struct fid_mr *mr;
+    struct fabric_link *link; /* NULL: nobody waits for the read any more */
+    struct net_wire_offer offer;
+    size_t length;
+    struct fabric_write *write;   /* offered: NULL if its remote was closed */
+    struct net_wire_put put;      /* arriving: where it goes, */
+    struct net_wire_offer wanted; /* and comes from */
+    enum fabric_piece_state state;
 };
 
 struct fabric_link {
@@ -90,10 +106,16 @@ struct fabric_link {
     uint32_t address_length;
     fi_addr_t fi_addr;
     uint32_t users; /* remotes */
+    bool opened;    /* had users: without any it is over */
 
     struct fabric_message *ring[FABRIC_LINK_WINDOW];
     uint32_t base, post, tail;
+    bool restart; /* messages were given up: the next one is a HELLO that says so */
     struct base_list writes;
+    struct base_list offers;
+    uint32_t num_offers, last_offer;
+    struct base_list arrivals;
+    uint32_t num_arrivals, taken, taken_told;
 
     uint32_t expected; /* next number to arrive */
     uint32_t ack_owed;
@@ -104,6 +126,9 @@ struct fabric_link {
     int64_t retry_at;
     int64_t backoff;
     int64_t resend_after;
+    int64_t probed_at;
+    uint32_t unsaid;  /* probes in a row that found no room */
+    int64_t heard_at; /* last message, or question why there is none; 0 = not looked at */
 };
 
 struct net_fabric_remote {
@@ -111,7 +136,6 @@ struct net_fabric_remote {
     struct hdl_peer_window *owner;
     uint64_t window_id;
     uint64_t key;
-    struct net_exposed memory; /* the whole window */
     struct base_list writes;
     _Atomic uint64_t done;
     _Atomic int64_t down_since;
@@ -129,7 +153,6 @@ struct net_fabric {
     struct fid_cq *cq;
     struct fid_ep *ep;
     int wait_fd;
-    bool local_mr;
     bool held; /* test hook */
     char provider[NET_MAX_PROVIDER];
     char transport[NET_MAX_PROVIDER + 8];
@@ -138,6 +161,7 @@ struct net_fabric {
     uint64_t secret;
     struct net_fabric_counters counters;
     uint64_t arrived; /* puts carried out */
+    uint64_t stamp;   /* of the last offer */
 
     _Atomic uint32_t lock;
     _Atomic uint32_t num_windows;
@@ -146,8 +170,8 @@ struct net_fabric {
     struct base_list remotes;
     struct base_list windows[FABRIC_BUCKETS];
 
-    struct base_list free_small, free_large, free_writes;
-    struct base_list slabs;
+    struct base_list free_small, free_large, free_writes, free_pieces;
+    struct base_list slabs, pieces;
     struct fabric_write *writes;
     struct fabric_receive *receives;
     uint8_t *receive_bytes;
@@ -159,6 +183,9 @@ void fabric_lock(struct net_fabric *fabric);
 bool fabric_trylock(struct net_fabric *fabric);
 void fabric_unlock(struct net_fabric *fabric);
 const char *fabric_error(const struct net_fabric *fabric, ssize_t error);
+/* Under a key that nobody guesses, unless the provider insists on its own. */
+enum hdl_status fabric_register(struct net_fabric *fabric, void *data, size_t bytes,
+                                uint64_t access, struct fid_mr **mr);
 
 /* fabric_pool.c */
 struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload);
@@ -168,8 +195,10 @@ void fabric_pool_init(struct net_fabric *fabric);
 enum hdl_status fabric_pool_create(struct net_fabric *fabric);
 void fabric_pool_close(struct net_fabric *fabric); /* registrations, before the domain */
 void fabric_pool_free(struct net_fabric *fabric);
-struct fabric_write *fabric_write_get(struct net_fabric *fabric);
-void fabric_write_free(struct net_fabric *fabric, struct fabric_write *write);
+/* NULL: no memory. */
+struct fabric_piece *fabric_piece_get(struct net_fabric *fabric);
+/* Its payload may be overwritten from now on; who still reads it finds out. */
+void fabric_piece_put(struct net_fabric *fabric, struct fabric_piece *piece);
 
 /* fabric_link.c */
 struct fabric_link *fabric_link_find(struct net_fabric *fabric, uint64_t net_id);
@@ -180,7 +209,7 @@ void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link);
 /* Room for `count` more messages, the HELLO counted? */
 bool fabric_link_room(const struct fabric_link *link, uint32_t count);
 /* A numbered message with its head filled, ready for a body of `body` bytes. NULL: no
- * memory. */
+ * memory. It is for fabric_link_send at once. */
 struct fabric_message *fabric_link_message(struct net_fabric *fabric,
                                            struct fabric_link *link,
                                            enum net_wire_kind kind, size_t body);
@@ -201,9 +230,32 @@ void fabric_link_send_ack(struct net_fabric *fabric, struct fabric_link *link);
 int64_t fabric_link_timer(const struct fabric_link *link);
 void fabric_message_done(struct net_fabric *fabric, struct fabric_message *message,
                          int error);
-void fabric_write_done(struct net_fabric *fabric, struct fabric_write *write, int error);
+
+/* fabric_piece.c: payloads that the peer reads. */
+/* Could a piece go out now? */
+bool fabric_offer_room(const struct fabric_link *link);
+/* Offers what there is room for. */
+void fabric_offer_writes(struct net_fabric *fabric, struct fabric_link *link);
+void fabric_offers_taken(struct net_fabric *fabric, struct fabric_link *link,
+                         uint32_t number);
+/* Forgets puts that are not over: none of their sources is looked at again. */
+void fabric_offers_drop(struct net_fabric *fabric, struct net_fabric_remote *remote);
+/* The peer is gone: what was offered may be overwritten, what it offered is not read. */
+void fabric_pieces_give_up(struct net_fabric *fabric, struct fabric_link *link);
+/* False: no memory. */
+bool fabric_arrival_add(struct net_fabric *fabric, struct fabric_link *link,
+                        const struct net_wire_view *view);
+/* Posts reads (`most` at most), says what was taken. */
+void fabric_arrivals_attend(struct net_fabric *fabric, struct fabric_link *link,
+                            uint32_t most);
+/* The link is back: what the provider still holds is read again. */
+void fabric_arrivals_again(struct net_fabric *fabric, struct fabric_link *link);
+void fabric_read_done(struct net_fabric *fabric, struct fabric_piece *piece, int error);
 
 /* fabric_receive.c */
+/* Checks the put, carries it out with its payload. */
+void fabric_carry_out(struct net_fabric *fabric, const struct net_wire_put *put,
+                      const uint8_t *payload);
 void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *receive);
 void fabric_receive_done(struct net_fabric *fabric, struct fabric_receive *receive,
                          size_t length);

@@ -12,6 +12,12 @@ static const int64_t last_backoff_ns = 200 * BASE_NS_PER_MS;
 static const int64_t first_resend_ns = 200 * BASE_NS_PER_MS;
 static const int64_t last_resend_ns = 2 * BASE_NS_PER_S;
 static const int64_t ack_delay_ns = 100 * BASE_NS_PER_US;
+/* The word that an offer was taken may be lost with a peer's queue: it is asked. */
+static const int64_t ask_ns = 2 * BASE_NS_PER_S;
+/* How long a broken link is tried: one that was closed, one that only the peer opened. */
+enum { MOST_UNSAID = 3 };
+static const int64_t give_up_ns = BASE_NS_PER_S;
+static const int64_t forget_ns = 60 * BASE_NS_PER_S;
 
 /* ------------------------------------------------------------------ making, finding */
 
@@ -55,6 +61,8 @@ enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
     link->expected = 1;
     link->resend_after = first_resend_ns;
     base_list_init(&link->writes);
+    base_list_init(&link->offers);
+    base_list_init(&link->arrivals);
     base_list_init(&link->busy);
     base_list_push_back(&fabric->links, &link->node);
     *out = link;
@@ -106,6 +114,8 @@ void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
 void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link)
 {
     link->resend_after = first_resend_ns;
+    link->heard_at = 0;
+    link->unsaid = 0;
     if (!link->down_since || fabric->held)
         return;
     base_log_info(fabric->env, "link up context %016llx after_us %lld",
@@ -113,6 +123,7 @@ void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link)
                   (long long)((base_now_ns() - link->down_since) / BASE_NS_PER_US));
     link->down_since = 0;
     link->post = link->base;
+    fabric_arrivals_again(fabric, link);
     fabric->counters.reconnects++;
     link_show_down(fabric, link);
     link_set_busy(fabric, link);
@@ -122,7 +133,7 @@ void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link)
 
 bool fabric_link_room(const struct fabric_link *link, uint32_t count)
 {
-    uint32_t hello = link->tail == 1;
+    uint32_t hello = link->tail == 1 || link->restart;
     return link->tail - link->base + count + hello <= FABRIC_LINK_WINDOW;
 }
 
@@ -167,6 +178,9 @@ static bool link_append_hello(struct net_fabric *fabric, struct fabric_link *lin
     if (!message)
         return false;
     memcpy(message->bytes + sizeof(struct net_wire), &hello, sizeof(hello));
+    if (link->restart)
+        ((struct net_wire *)(void *)message->bytes)->flags = NET_WIRE_RESTART;
+    link->restart = false;
     link_append(link, message);
     return true;
 }
@@ -199,7 +213,7 @@ static void link_pump(struct net_fabric *fabric, struct fabric_link *link)
 bool fabric_link_send(struct net_fabric *fabric, struct fabric_link *link,
                       struct fabric_message *message)
 {
-    if (link->tail == 1 && !link_append_hello(fabric, link)) {
+    if ((link->tail == 1 || link->restart) && !link_append_hello(fabric, link)) {
         fabric_message_put(fabric, message);
         return false;
     }
@@ -240,136 +254,56 @@ void fabric_message_done(struct net_fabric *fabric, struct fabric_message *messa
         fabric_message_put(fabric, message);
 }
 
+/* A message outside the sequence, which may be lost. */
+static bool link_say(struct net_fabric *fabric, struct fabric_link *link,
+                     struct net_wire head)
+{
+    head.magic = NET_WIRE_MAGIC;
+    head.source = fabric->net->id;
+    head.secret = link->secret;
+    head.ack = link->expected - 1;
+    ssize_t error = fi_inject(fabric->ep, &head, sizeof(head), link->fi_addr);
+    if (error && error != -FI_EAGAIN)
+        fabric_link_fail(fabric, link, "send", error);
+    return error == 0;
+}
+
 void fabric_link_send_ack(struct net_fabric *fabric, struct fabric_link *link)
 {
-    struct net_wire head = {
-        .magic = NET_WIRE_MAGIC,
-        .kind = NET_WIRE_ACK,
-        .flags = link->gap_seen ? NET_WIRE_RESEND : 0,
-        .source = fabric->net->id,
-        .secret = link->secret,
-        .ack = link->expected - 1,
-    };
     /* A lost one is asked for again: the sender repeats, and that is answered. */
-    if (fi_inject(fabric->ep, &head, sizeof(head), link->fi_addr) == -FI_EAGAIN)
+    if (!link_say(fabric, link,
+                  (struct net_wire){.kind = NET_WIRE_ACK,
+                                    .flags = link->gap_seen ? NET_WIRE_RESEND : 0}))
         return;
     link->ack_owed = 0;
     link->gap_seen = false;
 }
 
-/* --------------------------------------------------------------------------- writes */
-
-static void write_post(struct net_fabric *fabric, struct fabric_write *write)
-{
-    size_t most = fabric->info->ep_attr->max_msg_size;
-    write->part = write->bytes - write->done;
-    if (write->part > most)
-        write->part = most;
-    struct iovec iov = {.iov_base = (void *)(uintptr_t)(write->src + write->done),
-                        .iov_len = write->part};
-    struct fi_rma_iov target = {.addr = write->mr_base + write->offset + write->done,
-                                .len = write->part,
-                                .key = write->mr_key};
-    void *desc = write->local ? fi_mr_desc(write->local) : NULL;
-    struct fi_msg_rma msg = {
-        .msg_iov = &iov,
-        .desc = &desc,
-        .iov_count = 1,
-        .addr = write->link->fi_addr,
-        .rma_iov = &target,
-        .rma_iov_count = 1,
-        .context = &write->op.context,
-    };
-    ssize_t error = fi_writemsg(fabric->ep, &msg, FI_COMPLETION | FI_DELIVERY_COMPLETE);
-    if (error == 0)
-        write->state = FABRIC_WRITE_POSTED;
-    else if (error != -FI_EAGAIN)
-        fabric_link_fail(fabric, write->link, "write", error);
-}
-
-/* The put is over: its source is free, and so are those before it that were waited for.
- */
-static void write_finish(struct net_fabric *fabric, struct fabric_write *write)
-{
-    struct net_fabric_remote *remote = write->remote;
-    base_list_remove(&write->remote_node);
-    fabric_write_free(fabric, write);
-    if (!remote)
-        return;
-    struct base_list *first = base_list_first(&remote->writes);
-    uint64_t done = atomic_load_explicit(&remote->owner->puts, memory_order_relaxed);
-    if (first)
-        done = base_container_of(first, struct fabric_write, remote_node)->ticket - 1;
-    atomic_store_explicit(&remote->done, done, memory_order_release);
-}
-
-/* False: no room for the signal's message yet. */
-static bool write_signal(struct net_fabric *fabric, struct fabric_write *write)
-{
-    struct fabric_link *link = write->link;
-    if (write->signal.signal_offset != UINT64_MAX) {
-        if (!fabric_link_room(link, 1))
-            return false;
-        struct fabric_message *message =
-            fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(write->signal));
-        if (!message)
-            return false;
-        memcpy(message->bytes + sizeof(struct net_wire), &write->signal,
-               sizeof(write->signal));
-        if (!fabric_link_send(fabric, link, message))
-            return false;
-    }
-    write_finish(fabric, write);
-    return true;
-}
-
-void fabric_write_done(struct net_fabric *fabric, struct fabric_write *write, int error)
-{
-    struct fabric_link *link = write->link;
-    write->state = FABRIC_WRITE_WAITING;
-    if (error) {
-        fabric_link_fail(fabric, link, "write", -error);
-        if (!write->remote)
-            write_finish(fabric, write);
-        return;
-    }
-    fabric_link_alive(fabric, link);
-    write->done += write->part;
-    if (write->done < write->bytes) {
-        write_post(fabric, write);
-        return;
-    }
-    write->state = FABRIC_WRITE_DELIVERED;
-    write_signal(fabric, write);
-}
-
-static void link_writes(struct net_fabric *fabric, struct fabric_link *link)
-{
-    base_list_each(node, after, &link->writes)
-    {
-        struct fabric_write *write = base_container_of(node, struct fabric_write, node);
-        if (write->state == FABRIC_WRITE_WAITING && !write->remote)
-            write_finish(fabric, write);
-        else if (write->state == FABRIC_WRITE_WAITING && !link->down_since)
-            write_post(fabric, write);
-        else if (write->state == FABRIC_WRITE_DELIVERED && !write_signal(fabric, write))
-            break;
-    }
-}
-
 /* ------------------------------------------------------------------------ attending */
 
-/* Nobody opened it and its peer does not answer: it is gone. */
-static void link_drop_queue(struct net_fabric *fabric, struct fabric_link *link)
+/* Nobody needs it and its peer does not answer: it is gone. Should it come back, it is
+ * told where the numbers go on. */
+static void link_drop(struct net_fabric *fabric, struct fabric_link *link)
 {
+    if (link->base != link->tail || link->num_offers)
+        link->restart = true;
     fabric_link_acknowledged(fabric, link, link->tail - 1, false);
+    fabric_pieces_give_up(fabric, link);
+    link->taken_told = link->taken;
 }
 
 static void link_ping(struct net_fabric *fabric, struct fabric_link *link)
 {
     struct fabric_message *message = fabric_link_message(fabric, link, NET_WIRE_PING, 0);
     if (message)
-        link_append(link, message);
+        fabric_link_send(fabric, link, message);
+}
+
+/* Is there a payload that is not through? */
+static bool link_moves(const struct fabric_link *link)
+{
+    return !base_list_empty(&link->writes) || link->num_offers || link->num_arrivals ||
+           link->taken != link->taken_told;
 }
 
 static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
@@ -380,9 +314,10 @@ static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int6
     link->retry_at = now + link->backoff;
     if (fabric->held)
         return;
-    if (link->users == 0 && now - link->down_since > BASE_NS_PER_S)
-        link_drop_queue(fabric, link);
-    if (link->base == link->tail && base_list_empty(&link->writes)) {
+    if (link->users == 0 &&
+        now - link->down_since > (link->opened ? give_up_ns : forget_ns))
+        link_drop(fabric, link);
+    if (link->base == link->tail && !link_moves(link)) {
         if (link->users == 0 || link->tail == 1)
             link->down_since = 0; /* nobody to ask, nothing to ask about */
         else
@@ -390,32 +325,74 @@ static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int6
     }
     link->post = link->base;
     link_pump(fabric, link);
-    /* One write at a time tells whether the link is back. */
-    base_list_each(node, after, &link->writes)
-    {
-        struct fabric_write *write = base_container_of(node, struct fabric_write, node);
-        if (write->state == FABRIC_WRITE_WAITING) {
-            write_post(fabric, write);
-            break;
-        }
-    }
+    /* One read at a time tells whether the link is back. */
+    fabric_arrivals_attend(fabric, link, 1);
+}
+
+/* The provider may have lost it with a connection, and never give it back. */
+static void link_renew(struct net_fabric *fabric, struct fabric_link *link,
+                       struct fabric_message *lost)
+{
+    struct fabric_message *copy =
+        fabric_message_get(fabric, lost->large ? NET_EAGER_BYTES : 0);
+    if (!copy)
+        return;
+    memcpy(copy->bytes, lost->bytes, lost->length);
+    copy->length = lost->length;
+    copy->seq = lost->seq;
+    copy->link = link;
+    copy->posted_at = lost->posted_at;
+    lost->acked = true;
+    link->ring[lost->seq % FABRIC_LINK_WINDOW] = copy;
+}
+
+/* Asks what has arrived. A provider that has no room for even this has no connection, and
+ * never says so by itself. */
+static void link_probe(struct net_fabric *fabric, struct fabric_link *link)
+{
+    if (link_say(fabric, link,
+                 (struct net_wire){.kind = NET_WIRE_PROBE, .seq = link->post}))
+        link->unsaid = 0;
+    else if (++link->unsaid == MOST_UNSAID)
+        fabric_link_fail(fabric, link, "send", FI_ENOTCONN);
 }
 
 static void link_resend(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
 {
-    if (link->base == link->post)
+    if (link->base == link->tail)
         return;
     struct fabric_message *oldest = link->ring[link->base % FABRIC_LINK_WINDOW];
     if (oldest->posted_at == 0)
-        oldest->posted_at = now;
-    if (oldest->posted || now - oldest->posted_at < link->resend_after)
+        oldest->posted_at = link->probed_at = now;
+    if (now - link->probed_at > link->resend_after / 8) {
+        link->probed_at = now;
+        link_probe(fabric, link);
+    }
+    if (link->base == link->post || now - oldest->posted_at < link->resend_after)
         return;
+    if (link->users == 0 && link->opened && link->resend_after == last_resend_ns) {
+        link_drop(fabric, link);
+        return;
+    }
     oldest->posted_at = now;
+    if (oldest->posted)
+        link_renew(fabric, link, oldest);
     link->resend_after *= 2;
     if (link->resend_after > last_resend_ns)
         link->resend_after = last_resend_ns;
     link->post = link->base;
     fabric->counters.resent++;
+}
+
+static void link_ask(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
+{
+    if (link->heard_at == 0)
+        link->heard_at = now;
+    if (link->num_offers == 0 || link->base != link->tail ||
+        now - link->heard_at < ask_ns)
+        return;
+    link->heard_at = now;
+    link_ping(fabric, link);
 }
 
 void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, bool idle,
@@ -424,11 +401,12 @@ void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, boo
     if (link->down_since) {
         if (now >= link->retry_at)
             link_retry(fabric, link, now);
-        link_writes(fabric, link);
     } else {
         link_resend(fabric, link, now);
         link_pump(fabric, link);
-        link_writes(fabric, link);
+        fabric_arrivals_attend(fabric, link, FABRIC_OFFERS);
+        fabric_offer_writes(fabric, link);
+        link_ask(fabric, link, now);
     }
     if (link->ack_owed && link->owed_since == 0)
         link->owed_since = now;
@@ -437,7 +415,7 @@ void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, boo
         fabric_link_send_ack(fabric, link);
     if (link->ack_owed == 0)
         link->owed_since = 0;
-    if (link->base == link->tail && base_list_empty(&link->writes) && !link->ack_owed &&
+    if (link->base == link->tail && !link_moves(link) && !link->ack_owed &&
         !link->gap_seen && !link->down_since)
         base_list_remove(&link->busy);
 }
@@ -447,7 +425,7 @@ int64_t fabric_link_timer(const struct fabric_link *link)
     if (link->down_since)
         return link->retry_at;
     /* The provider's own connecting and retrying may not show in its descriptor. */
-    if (link->post != link->tail || !base_list_empty(&link->writes))
+    if (link->post != link->tail || link_moves(link))
         return base_now_ns() + BASE_NS_PER_MS;
     if (link->base != link->tail)
         return base_now_ns() + 20 * BASE_NS_PER_MS;

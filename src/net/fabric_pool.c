@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Buffers of the fabric transport: messages in slabs, writes, receives. */
+/* Buffers of the fabric transport: messages in slabs, pieces, writes, receives. */
 #include "net/fabric_impl.h"
 
 #include <string.h>
@@ -21,19 +21,6 @@ static size_t message_bytes(bool large)
     return large ? (size_t)NET_WIRE_MAX : small;
 }
 
-static enum hdl_status pool_register(struct net_fabric *fabric, void *data, size_t bytes,
-                                     uint64_t access, struct fid_mr **mr)
-{
-    *mr = NULL;
-    if (!fabric->local_mr)
-        return HDL_OK;
-    int error = fi_mr_reg(fabric->domain, data, bytes, access, 0, 0, 0, mr, NULL);
-    if (error)
-        return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
-                         fabric_error(fabric, error));
-    return HDL_OK;
-}
-
 static bool slab_add(struct net_fabric *fabric, bool large)
 {
     size_t each = (message_bytes(large) + 63) & ~(size_t)63;
@@ -41,8 +28,8 @@ static bool slab_add(struct net_fabric *fabric, bool large)
     if (!slab)
         return false;
     slab->bytes = base_alloc_aligned(fabric->env, 64, FABRIC_SLAB, each);
-    if (!slab->bytes || pool_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND,
-                                      &slab->mr) != HDL_OK) {
+    if (!slab->bytes || fabric_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND,
+                                        &slab->mr) != HDL_OK) {
         base_free_aligned(fabric->env, slab->bytes);
         base_free(fabric->env, slab);
         return false;
@@ -69,6 +56,7 @@ struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payl
     struct base_list *node = base_list_pop_front(list);
     struct fabric_message *message = base_container_of(node, struct fabric_message, node);
     message->posted = false;
+    message->posted_at = 0;
     message->acked = false;
     message->link = NULL;
     return message;
@@ -81,21 +69,47 @@ void fabric_message_put(struct net_fabric *fabric, struct fabric_message *messag
                          &message->node);
 }
 
-struct fabric_write *fabric_write_get(struct net_fabric *fabric)
+static struct fabric_piece *piece_add(struct net_fabric *fabric)
 {
-    struct base_list *node = base_list_pop_front(&fabric->free_writes);
-    if (!node)
+    size_t bytes = NET_PIECE_BYTES + sizeof(uint64_t);
+    struct fabric_piece *piece = base_alloc(fabric->env, 1, sizeof(*piece));
+    if (!piece)
         return NULL;
-    return base_container_of(node, struct fabric_write, node);
+    piece->bytes = base_alloc_aligned(fabric->env, 4096, 1, bytes);
+    if (!piece->bytes ||
+        fabric_register(fabric, piece->bytes, bytes, FI_READ | FI_REMOTE_READ,
+                        &piece->mr) != HDL_OK) {
+        base_free_aligned(fabric->env, piece->bytes);
+        base_free(fabric->env, piece);
+        return NULL;
+    }
+    piece->op.kind = FABRIC_OP_READ;
+    bool virtual = fabric->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR;
+    piece->offer.address = virtual ? (uint64_t)(uintptr_t)piece->bytes : 0;
+    base_list_push_back(&fabric->pieces, &piece->all);
+    return piece;
 }
 
-void fabric_write_free(struct net_fabric *fabric, struct fabric_write *write)
+struct fabric_piece *fabric_piece_get(struct net_fabric *fabric)
 {
-    if (write->local)
-        fi_close(&write->local->fid);
-    write->local = NULL;
-    base_list_remove(&write->node);
-    base_list_push_front(&fabric->free_writes, &write->node);
+    struct base_list *node = base_list_pop_front(&fabric->free_pieces);
+    struct fabric_piece *piece =
+        node ? base_container_of(node, struct fabric_piece, node) : piece_add(fabric);
+    if (!piece)
+        return NULL;
+    base_list_init(&piece->node);
+    piece->write = NULL;
+    piece->length = 0;
+    return piece;
+}
+
+void fabric_piece_put(struct net_fabric *fabric, struct fabric_piece *piece)
+{
+    memset(piece->bytes + piece->length, 0, sizeof(piece->offer.stamp));
+    /* The stamp goes first: a reader that gets a byte of what comes next misses it. */
+    atomic_thread_fence(memory_order_seq_cst);
+    base_list_remove(&piece->node);
+    base_list_push_front(&fabric->free_pieces, &piece->node);
 }
 
 void fabric_pool_init(struct net_fabric *fabric)
@@ -103,7 +117,9 @@ void fabric_pool_init(struct net_fabric *fabric)
     base_list_init(&fabric->free_small);
     base_list_init(&fabric->free_large);
     base_list_init(&fabric->free_writes);
+    base_list_init(&fabric->free_pieces);
     base_list_init(&fabric->slabs);
+    base_list_init(&fabric->pieces);
 }
 
 enum hdl_status fabric_pool_create(struct net_fabric *fabric)
@@ -116,7 +132,6 @@ enum hdl_status fabric_pool_create(struct net_fabric *fabric)
     if (!fabric->writes || !fabric->receives || !fabric->receive_bytes)
         return HDL_ENOMEM;
     for (size_t i = 0; i < FABRIC_WRITES; i++) {
-        fabric->writes[i].op.kind = FABRIC_OP_WRITE;
         base_list_init(&fabric->writes[i].remote_node);
         base_list_push_back(&fabric->free_writes, &fabric->writes[i].node);
     }
@@ -124,8 +139,8 @@ enum hdl_status fabric_pool_create(struct net_fabric *fabric)
         fabric->receives[i].op.kind = FABRIC_OP_RECEIVE;
         fabric->receives[i].bytes = fabric->receive_bytes + i * each;
     }
-    return pool_register(fabric, fabric->receive_bytes, FABRIC_RECEIVES * each, FI_RECV,
-                         &fabric->receive_mr);
+    return fabric_register(fabric, fabric->receive_bytes, FABRIC_RECEIVES * each, FI_RECV,
+                           &fabric->receive_mr);
 }
 
 void fabric_pool_close(struct net_fabric *fabric)
@@ -140,10 +155,12 @@ void fabric_pool_close(struct net_fabric *fabric)
             fi_close(&slab->mr->fid);
         slab->mr = NULL;
     }
-    for (size_t i = 0; fabric->writes && i < FABRIC_WRITES; i++) {
-        if (fabric->writes[i].local)
-            fi_close(&fabric->writes[i].local->fid);
-        fabric->writes[i].local = NULL;
+    base_list_each(node, after, &fabric->pieces)
+    {
+        struct fabric_piece *piece = base_container_of(node, struct fabric_piece, all);
+        if (piece->mr)
+            fi_close(&piece->mr->fid);
+        piece->mr = NULL;
     }
 }
 
@@ -154,6 +171,12 @@ void fabric_pool_free(struct net_fabric *fabric)
         struct fabric_slab *slab = base_container_of(node, struct fabric_slab, node);
         base_free_aligned(fabric->env, slab->bytes);
         base_free(fabric->env, slab);
+    }
+    base_list_each(node, after, &fabric->pieces)
+    {
+        struct fabric_piece *piece = base_container_of(node, struct fabric_piece, all);
+        base_free_aligned(fabric->env, piece->bytes);
+        base_free(fabric->env, piece);
     }
     base_free(fabric->env, fabric->writes);
     base_free(fabric->env, fabric->receives);

@@ -29,8 +29,6 @@ static enum hdl_status fabric_open(struct hdl_peer_window *owner,
     remote->owner = owner;
     remote->window_id = handle->window_id;
     remote->key = handle->key;
-    remote->memory = (struct net_exposed){
-        .key = handle->mr_key, .base = handle->mr_base, .bytes = handle->bytes};
     base_list_init(&remote->writes);
     fabric_lock(fabric);
     struct fabric_link *link = fabric_link_find(fabric, handle->net_id);
@@ -39,6 +37,7 @@ static enum hdl_status fabric_open(struct hdl_peer_window *owner,
                                   handle->address_length, &link);
     if (status == HDL_OK) {
         link->users++;
+        link->opened = true;
         remote->link = link;
         owner->fabric = remote;
         base_list_push_back(&fabric->remotes, &remote->node);
@@ -49,26 +48,26 @@ static enum hdl_status fabric_open(struct hdl_peer_window *owner,
     return status;
 }
 
-/* Messages already queued still go; writes that the provider holds are left to finish,
- * the others are dropped. The link stays: its numbers must go on. */
+/* Messages already queued still go; of large puts what is not on its way is dropped. The
+ * link stays: its numbers must go on. */
 static void fabric_close(struct hdl_peer_window *owner)
 {
     struct net_fabric *fabric = owner->net->fabric;
     struct net_fabric_remote *remote = owner->fabric;
     fabric_lock(fabric);
-    base_list_each(node, after, &remote->writes)
-    {
-        struct fabric_write *write =
-            base_container_of(node, struct fabric_write, remote_node);
-        write->remote = NULL;
-        base_list_remove(&write->remote_node);
-        if (write->state != FABRIC_WRITE_POSTED)
-            fabric_write_free(fabric, write);
-    }
+    fabric_offers_drop(fabric, remote);
     base_list_remove(&remote->node);
     remote->link->users--;
     fabric_unlock(fabric);
     base_free(fabric->env, remote);
+}
+
+static void fabric_drop(struct hdl_peer_window *owner)
+{
+    struct net_fabric *fabric = owner->net->fabric;
+    fabric_lock(fabric);
+    fabric_offers_drop(fabric, owner->fabric);
+    fabric_unlock(fabric);
 }
 
 static void fill_put(const struct net_fabric_remote *remote,
@@ -85,7 +84,10 @@ static void fill_put(const struct net_fabric_remote *remote,
         .op = (uint32_t)op,
         .offset2 = blocks[1].offset,
         .bytes2 = (uint32_t)blocks[1].bytes,
+        .slot = remote->owner->slot,
     };
+    if (remote->owner->writer)
+        put->writer = atomic_load_explicit(remote->owner->writer, memory_order_relaxed);
 }
 
 static enum hdl_status put_eager(struct net_fabric *fabric,
@@ -109,6 +111,7 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
         memcpy(body + blocks[0].bytes, blocks[1].src, blocks[1].bytes);
     if (!fabric_link_send(fabric, link, message))
         return HDL_PENDING;
+    fabric->counters.bytes += blocks[0].bytes + blocks[1].bytes;
     struct hdl_peer_window *owner = remote->owner;
     uint64_t puts = atomic_fetch_add_explicit(&owner->puts, 1, memory_order_relaxed) + 1;
     if (base_list_empty(&remote->writes))
@@ -116,45 +119,39 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
     return HDL_OK;
 }
 
+/* Pieces that fit are on their way, or not taken, when this returns: their source is
+ * free. */
 static enum hdl_status put_write(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
-                                 const struct net_wire_put *put,
-                                 const struct net_exposed *memory, const void *src,
+                                 const struct net_wire_put *put, const void *src,
                                  size_t bytes)
 {
-    struct fid_mr *local = NULL;
-    if (fabric->local_mr) {
-        int error =
-            fi_mr_reg(fabric->domain, src, bytes, FI_WRITE, 0, 0, 0, &local, NULL);
-        if (error)
-            return base_fail(HDL_ESYSTEM, "fabric registration of %zu bytes: %s", bytes,
-                             fabric_error(fabric, error));
-    }
-    struct fabric_write *write = fabric_write_get(fabric);
-    if (!write) {
-        if (local)
-            fi_close(&local->fid);
+    struct fabric_link *link = remote->link;
+    struct base_list *last = link->writes.prev;
+    bool queued = !base_list_empty(&link->writes) &&
+                  base_container_of(last, struct fabric_write, node)->offered <
+                      base_container_of(last, struct fabric_write, node)->bytes;
+    if (bytes <= NET_PIECE_BYTES && (queued || !fabric_offer_room(link)))
+        return HDL_PENDING;
+    struct base_list *node = base_list_pop_front(&fabric->free_writes);
+    if (!node)
+        return HDL_PENDING;
+    struct fabric_write *write = base_container_of(node, struct fabric_write, node);
+    *write = (struct fabric_write){
+        .link = link, .remote = remote, .src = src, .bytes = bytes, .put = *put};
+    base_list_push_back(&link->writes, &write->node);
+    base_list_push_back(&remote->writes, &write->remote_node);
+    fabric_offer_writes(fabric, link);
+    if (bytes <= NET_PIECE_BYTES && write->offered == 0) {
+        base_list_remove(&write->remote_node);
+        base_list_remove(&write->node);
+        base_list_push_front(&fabric->free_writes, &write->node);
         return HDL_PENDING;
     }
-    struct hdl_peer_window *owner = remote->owner;
-    write->link = remote->link;
-    write->remote = remote;
-    write->state = FABRIC_WRITE_WAITING;
-    write->src = src;
-    write->bytes = bytes;
-    write->done = 0;
-    write->offset = put->offset;
-    write->mr_key = memory->key;
-    write->mr_base = memory->base;
-    write->local = local;
-    write->signal = *put;
-    write->signal.bytes = 0;
-    write->ticket = atomic_fetch_add_explicit(&owner->puts, 1, memory_order_relaxed) + 1;
-    base_list_push_back(&write->link->writes, &write->node);
-    base_list_push_back(&remote->writes, &write->remote_node);
-    if (base_list_empty(&write->link->busy))
-        base_list_push_back(&fabric->busy, &write->link->busy);
-    fabric_link_attend(fabric, write->link, false, base_now_ns());
+    if (base_list_empty(&link->busy))
+        base_list_push_back(&fabric->busy, &link->busy);
+    write->ticket =
+        atomic_fetch_add_explicit(&remote->owner->puts, 1, memory_order_relaxed) + 1;
     return HDL_OK;
 }
 
@@ -167,8 +164,7 @@ static enum hdl_status put_one(struct net_fabric *fabric,
     fill_put(remote, blocks, signal_offset, value, op, &put);
     if (blocks[0].bytes + blocks[1].bytes <= NET_EAGER_BYTES)
         return put_eager(fabric, remote, &put, blocks);
-    return put_write(fabric, remote, &put, &remote->memory, blocks[0].src,
-                     blocks[0].bytes);
+    return put_write(fabric, remote, &put, blocks[0].src, blocks[0].bytes);
 }
 
 static enum hdl_status fabric_put(struct hdl_peer_window *owner,
@@ -186,7 +182,10 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
                          blocks[0].bytes, NET_EAGER_BYTES);
     fabric_lock(fabric);
     enum hdl_status status = HDL_OK;
-    if (apart)
+    if (apart &&
+        (remote->link->num_offers == FABRIC_OFFERS || !fabric_link_room(remote->link, 2)))
+        status = HDL_PENDING;
+    if (status == HDL_OK && apart)
         status = put_one(fabric, remote, head, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
     if (status == HDL_OK)
         status = put_one(fabric, remote, apart ? tail : blocks, signal_offset, value, op);
@@ -201,9 +200,12 @@ static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
     if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
         return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
     struct net_fabric *fabric = owner->net->fabric;
-    const struct net_wire_put put = {.offset = offset, .signal_offset = UINT64_MAX};
+    const struct net_wire_put put = {.window_id = exposed->window,
+                                     .key = exposed->key,
+                                     .offset = offset,
+                                     .signal_offset = UINT64_MAX};
     fabric_lock(fabric);
-    enum hdl_status status = put_write(fabric, owner->fabric, &put, exposed, src, bytes);
+    enum hdl_status status = put_write(fabric, owner->fabric, &put, src, bytes);
     fabric_unlock(fabric);
     return status;
 }
@@ -232,6 +234,7 @@ const struct net_ops net_fabric_ops = {
     .name = "fabric",
     .open = fabric_open,
     .close = fabric_close,
+    .drop = fabric_drop,
     .put = fabric_put,
     .put_exposed = fabric_put_exposed,
     .done = fabric_done,

@@ -36,9 +36,19 @@ static struct hdl_window *find_window(struct net_fabric *fabric, uint64_t id)
     return NULL;
 }
 
-static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view *view)
+/* Of a process that was replaced nothing is taken any more, however late it comes. */
+static bool writer_is_admitted(const struct hdl_window *window,
+                               const struct net_wire_put *put)
 {
-    const struct net_wire_put *put = &view->put;
+    return !window->writers ||
+           (put->slot < window->num_writers &&
+            atomic_load_explicit(&window->writers[put->slot], memory_order_relaxed) ==
+                put->writer);
+}
+
+void fabric_carry_out(struct net_fabric *fabric, const struct net_wire_put *put,
+                      const uint8_t *payload)
+{
     struct hdl_window *window = find_window(fabric, put->window_id);
     /* A window that was destroyed a moment ago is no attack. */
     if (!window)
@@ -47,11 +57,15 @@ static void carry_out_put(struct net_fabric *fabric, const struct net_wire_view 
         refuse(fabric, "put with a wrong key or outside its window");
         return;
     }
+    if (!writer_is_admitted(window, put)) {
+        fabric->counters.stale++;
+        return;
+    }
     fabric->arrived++;
     if (put->bytes)
-        memcpy(window->data + put->offset, view->payload, put->bytes);
+        memcpy(window->data + put->offset, payload, put->bytes);
     if (put->bytes2)
-        memcpy(window->data + put->offset2, view->payload + put->bytes, put->bytes2);
+        memcpy(window->data + put->offset2, payload + put->bytes, put->bytes2);
     if (put->signal_offset != UINT64_MAX)
         net_raise(window->data, put->signal_offset, put->value,
                   (enum hdl_signal_op)put->op);
@@ -72,6 +86,15 @@ static struct fabric_link *link_of(struct net_fabric *fabric,
     return link;
 }
 
+static bool take_offer(struct net_fabric *fabric, struct fabric_link *link,
+                       const struct net_wire_view *view)
+{
+    if (link->num_arrivals < 2 * FABRIC_OFFERS)
+        return fabric_arrival_add(fabric, link, view);
+    refuse(fabric, "more offers than anybody makes");
+    return true;
+}
+
 static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size_t length)
 {
     struct net_wire_view view;
@@ -90,16 +113,30 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
         return;
     if (base_list_empty(&link->busy))
         base_list_push_back(&fabric->busy, &link->busy);
+    if (view.head.kind == NET_WIRE_HELLO && (view.head.flags & NET_WIRE_RESTART) &&
+        (int32_t)(view.head.seq - link->expected) > 0)
+        link->expected = view.head.seq;
     if (view.head.seq != link->expected) {
         link->gap_seen = (int32_t)(view.head.seq - link->expected) > 0;
         link->ack_owed = FABRIC_ACK_EVERY;
         return;
     }
+    if (view.head.kind == NET_WIRE_PROBE) {
+        link->ack_owed = FABRIC_ACK_EVERY;
+        return;
+    }
+    /* Without memory for its payload it has not come. */
+    if (view.head.kind == NET_WIRE_OFFER && !take_offer(fabric, link, &view))
+        return;
     link->expected++;
     link->ack_owed++;
     if (view.head.kind == NET_WIRE_PUT)
-        carry_out_put(fabric, &view);
-    else
+        fabric_carry_out(fabric, &view.put, view.payload);
+    else if (view.head.kind == NET_WIRE_TAKEN)
+        fabric_offers_taken(fabric, link, view.taken);
+    else if (view.head.kind == NET_WIRE_PING)
+        link->taken_told = link->taken - 1; /* said again */
+    if (view.head.kind == NET_WIRE_HELLO || view.head.kind == NET_WIRE_PING)
         link->ack_owed = FABRIC_ACK_EVERY;
 }
 

@@ -19,13 +19,27 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
     case NET_WIRE_ACK:
         return left == 0 && view->head.seq == 0;
     case NET_WIRE_PING:
+    case NET_WIRE_PROBE:
         return left == 0 && view->head.seq > 1;
     case NET_WIRE_HELLO: {
         if (left != sizeof(struct net_wire_hello))
             return false;
         view->hello = (const struct net_wire_hello *)(const void *)body;
-        return view->hello->address_length <= NET_MAX_ADDRESS && view->head.seq == 1;
+        return view->hello->address_length <= NET_MAX_ADDRESS &&
+               (view->head.seq == 1 || (view->head.flags & NET_WIRE_RESTART));
     }
+    case NET_WIRE_TAKEN:
+        if (left != sizeof(view->taken) || view->head.seq <= 1)
+            return false;
+        memcpy(&view->taken, body, sizeof(view->taken));
+        return true;
+    case NET_WIRE_OFFER:
+        if (left != sizeof(view->put) + sizeof(view->offer) || view->head.seq <= 1)
+            return false;
+        memcpy(&view->put, body, sizeof(view->put));
+        memcpy(&view->offer, body + sizeof(view->put), sizeof(view->offer));
+        return view->put.bytes > 0 && view->put.bytes <= NET_PIECE_BYTES &&
+               view->put.bytes2 == 0;
     case NET_WIRE_PUT:
         if (left < sizeof(view->put))
             return false;

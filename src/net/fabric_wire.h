@@ -11,22 +11,34 @@
 /*
  *  | net_wire 32 B | body by kind                                  |
  *                  | HELLO: secret, address of the sender          |
- *                  | PUT:   net_wire_put 64 B, payloads            |
+ *                  | PUT:   net_wire_put 72 B, payloads            |
+ *                  | OFFER: net_wire_put, net_wire_offer: a        |
+ *                  |        payload that waits to be read          |
+ *                  | TAKEN: number of the last offer carried out   |
  *                  | ACK:   nothing; not in the sequence (seq 0)   |
  *                  | PING:  nothing; asks for an ACK               |
+ *                  | PROBE: nothing; seq is that of the next one:  |
+ *                  |        says what must have arrived            |
  *
  * Messages of a link (a pair of contexts, one direction) are numbered from 1, kept by the
  * sender until acknowledged, sent again after a broken connection and dropped by the
- * receiver if it has had them. Number 1 is always the HELLO. Little-endian, as both hosts
+ * receiver if it has had them. Number 1 is always the HELLO. A sender that gave up what
+ * was not acknowledged goes on with a HELLO flagged RESTART. Little-endian, as both hosts
  * are.
  */
 enum net_wire_kind {
     NET_WIRE_HELLO = 1,
     NET_WIRE_PUT = 2,
     NET_WIRE_ACK = 3,
-    NET_WIRE_PING = 4
+    NET_WIRE_PING = 4,
+    NET_WIRE_OFFER = 5,
+    NET_WIRE_TAKEN = 6,
+    NET_WIRE_PROBE = 7
 };
-enum { NET_WIRE_RESEND = 1 }; /* flag of ACK: a gap was seen */
+enum {
+    NET_WIRE_RESEND = 1, /* flag of ACK: a gap was seen */
+    NET_WIRE_RESTART = 1 /* flag of HELLO: the numbers before it will not come */
+};
 
 #define NET_WIRE_MAGIC UINT32_C(0x31444c48)
 
@@ -60,9 +72,21 @@ struct net_wire_put {
     uint32_t op;
     uint64_t offset2; /* a second block, its payload behind the first */
     uint32_t bytes2;
+    uint32_t slot;   /* of the writer, */
+    uint64_t writer; /* who must be the one admitted there */
+};
+static_assert(sizeof(struct net_wire_put) == 72, "wire format");
+
+/* Where the sender's copy of the payload lies, followed by the stamp: if that is another,
+ * the sender has given the offer up and uses the memory for something else. */
+struct net_wire_offer {
+    uint64_t address;
+    uint64_t mr_key;
+    uint64_t stamp;
+    uint32_t number;
     uint32_t reserved;
 };
-static_assert(sizeof(struct net_wire_put) == 64, "wire format");
+static_assert(sizeof(struct net_wire_offer) == 32, "wire format");
 
 enum {
     NET_WIRE_MAX =
@@ -75,6 +99,8 @@ struct net_wire_view {
     const struct net_wire_hello *hello;
     struct net_wire_put put;
     const uint8_t *payload;
+    struct net_wire_offer offer;
+    uint32_t taken;
 };
 bool net_wire_parse(const void *data, size_t length, uint64_t secret,
                     struct net_wire_view *view);

@@ -10,7 +10,7 @@
  *  u32 magic  u16 version  u16 flags
  *  host id[16]  string socket name  u32 pid  u32 rank
  *  u64 context id  u64 window id  u64 key  u64 bytes  u64 bell id  u64 bell key
- *  string provider  u16 length, address   u64 secret  u64 mr key  u64 mr base
+ *  string provider  u16 length, address   u64 secret
  *  u32 checksum of all before it (against accidents; keys are what protects)
  */
 enum { HANDLE_MAGIC = 0x57444c48, HANDLE_VERSION = 1, HANDLE_HAS_EVENT = 1 };
@@ -45,8 +45,6 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
     base_write_u16(&writer, (uint16_t)handle->address_length);
     base_write_bytes(&writer, handle->address, handle->address_length);
     base_write_u64(&writer, handle->secret);
-    base_write_u64(&writer, handle->mr_key);
-    base_write_u64(&writer, handle->mr_base);
     if (!writer.failed)
         base_write_u32(&writer, handle_checksum(out, writer.pos));
     if (writer.failed)
@@ -87,8 +85,6 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
     handle->address_length = address_length;
     base_read_bytes(&reader, handle->address, address_length);
     handle->secret = base_read_u64(&reader);
-    handle->mr_key = base_read_u64(&reader);
-    handle->mr_base = base_read_u64(&reader);
     size_t covered = reader.pos;
     uint32_t checksum = base_read_u32(&reader);
     /* A tail is legal: handles travel in fixed-size fields. */

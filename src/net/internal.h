@@ -50,9 +50,7 @@ struct net_handle {
     char provider[NET_MAX_PROVIDER];
     uint32_t address_length;
     uint8_t address[NET_MAX_ADDRESS];
-    uint64_t secret;  /* every message to this context carries it */
-    uint64_t mr_key;  /* of the window */
-    uint64_t mr_base; /* added to offsets: virtual address for some providers */
+    uint64_t secret; /* every message to this context carries it */
 };
 
 enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
@@ -63,15 +61,19 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
 /*
  * A transport lists what it has; the rest gets the answers of a mapped peer.
  *   open    required; caller's thread, may block; fills remote->data/bell or its own
- * state close   optional; never blocks put     optional: NULL = copy to remote->data,
- * signal there, ring done    optional: NULL = everything is done at once down_since
- * optional: NULL = never down
+ *           state
+ *   close   optional; never blocks
+ *   drop    optional; forgets the sources of puts that are not over
+ *   put     optional: NULL = copy to remote->data, signal there, ring
+ *   done    optional: NULL = everything is done at once
+ *   down_since  optional: NULL = never down
  */
 struct net_ops {
     const char *name;
     enum hdl_status (*open)(struct hdl_peer_window *remote,
                             const struct net_handle *handle);
     void (*close)(struct hdl_peer_window *remote);
+    void (*drop)(struct hdl_peer_window *remote);
     enum hdl_status (*put)(struct hdl_peer_window *remote,
                            const struct net_block blocks[2], size_t signal_offset,
                            uint64_t value, enum hdl_signal_op op);
@@ -131,10 +133,9 @@ struct hdl_window {
     int fd;
     uint64_t id;
     uint64_t key;
-    /* Fabric's registration, NULL = none. */
-    void *mr;
-    uint64_t mr_key;
-    uint64_t mr_base;
+    /* Who may put here over fabric: by slot, 0 = nobody; NULL = who has the key. */
+    const _Atomic uint64_t *writers;
+    uint32_t num_writers;
     struct base_list fabric_node;
 };
 
@@ -147,6 +148,8 @@ struct hdl_peer_window {
     size_t mapped_bytes;
     unsigned access;
     int32_t rank;
+    uint32_t slot; /* as whom puts over fabric are made */
+    const _Atomic uint64_t *writer;
     _Atomic bool lost;
     /* Own or peer's bell, NULL = nobody to ring. */
     struct net_bell *bell;

@@ -105,6 +105,16 @@ uint64_t net_refused(const struct net *net)
     return net->fabric ? net_fabric_counters(net->fabric).refused : 0;
 }
 
+uint64_t net_stale(const struct net *net)
+{
+    return net->fabric ? net_fabric_counters(net->fabric).stale : 0;
+}
+
+uint64_t net_fabric_bytes(const struct net *net)
+{
+    return net->fabric ? net_fabric_counters(net->fabric).bytes : 0;
+}
+
 /* Polls of this thread, of whichever context: a thread that stands by polls only one. */
 static _Thread_local uint32_t own_polls;
 

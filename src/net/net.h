@@ -31,8 +31,10 @@ struct net;
 
 #define NET_HANDLE_BYTES HDL_WINDOW_HANDLE_BYTES
 #define NET_NO_SIGNAL SIZE_MAX
-/* Payload up to here is copied by net_put at once: its source is free when it returns. */
+/* Payload up to here goes as one message. */
 #define NET_EAGER_BYTES 8192
+/* Payload up to here is copied by net_put at once: its source is free when it returns. */
+#define NET_PIECE_BYTES ((size_t)256 * 1024)
 
 /* What identifies this process to others, and how descriptors travel; filled by lib.c. */
 struct net_exchange {
@@ -84,6 +86,15 @@ enum hdl_status net_window_create(struct net *net, size_t bytes,
 void net_window_destroy(struct hdl_window *window);
 void *net_window_data(const struct hdl_window *window);
 size_t net_window_bytes(const struct hdl_window *window);
+/*
+ * Who may put there over fabric: only who comes as one of `writers` (by slot; 0 =
+ * nobody). Before the handle is given away; the words stay the caller's. Without this
+ * whoever has the handle may. The words are changed by net_set_writer alone: when it
+ * returns, no put of the former writer is being carried out, and none ever will be.
+ */
+void net_window_set_writers(struct hdl_window *window, const _Atomic uint64_t *writers,
+                            uint32_t num_writers);
+void net_set_writer(struct net *net, _Atomic uint64_t *word, uint64_t writer);
 /* *length in: room (NET_HANDLE_BYTES always suffices), out: used. */
 enum hdl_status net_window_pack(const struct hdl_window *window, void *handle,
                                 size_t *length);
@@ -108,6 +119,9 @@ enum hdl_status net_remote_open(struct net *net, const void *handle, size_t leng
                                 unsigned access, struct hdl_peer_window **remote);
 /* What is queued for it is dropped. Never blocks. NULL is legal. */
 void net_remote_close(struct hdl_peer_window *remote);
+/* Puts from now on are made as the writer in the slot: what *writer says then. */
+void net_remote_write_as(struct hdl_peer_window *remote, uint32_t slot,
+                         const _Atomic uint64_t *writer);
 /* Memory of the peer's window, NULL if messaged. */
 void *net_remote_map(const struct hdl_peer_window *remote);
 size_t net_remote_bytes(const struct hdl_peer_window *remote);
@@ -130,6 +144,8 @@ bool net_handle_mapped(const struct net *net, const void *handle, size_t length)
  * HDL_OK: queued or done. HDL_PENDING: no room now, call again after net_poll (messaged
  * only). HDL_EINVAL: out of bounds. A broken link is no error: it is reconnected and the
  * put retried until the remote is closed.
+ * The source is looked at by the caller and in net_poll, never by the provider: when it
+ * is free (below, or when the remote was closed) nothing reads it any more.
  */
 enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
                         size_t bytes, size_t signal_offset, uint64_t value,
@@ -147,9 +163,9 @@ enum hdl_status net_put_two(struct hdl_peer_window *remote,
                             uint64_t value, enum hdl_signal_op op);
 enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,
                            uint64_t value, enum hdl_signal_op op);
-/* Puts so far, and how many of the first of them have left their sources: the source of
- * the put that made net_put_count n is free once net_put_done >= n. Equal at once if
- * mapped. */
+/* Puts so far, and how many of the first of them are over: the source of the put that
+ * made net_put_count n is free once net_put_done >= n, and if it was larger than
+ * NET_EAGER_BYTES it has been delivered. Equal at once if mapped. */
 uint64_t net_put_count(const struct hdl_peer_window *remote);
 uint64_t net_put_done(const struct hdl_peer_window *remote);
 /*
@@ -158,12 +174,13 @@ uint64_t net_put_done(const struct hdl_peer_window *remote);
  */
 struct net_exposed {
     uint64_t key; /* what the peer must know; travels as these three words */
-    uint64_t base;
+    uint64_t window;
     uint64_t bytes;
 };
 enum hdl_status net_expose(struct net *net, void *data, size_t bytes,
-                           struct net_exposed *exposed, void **registration);
-void net_unexpose(struct net *net, void *registration);
+                           struct net_exposed *exposed, struct hdl_window **registration);
+/* When it returns nothing writes there any more. */
+void net_unexpose(struct net *net, struct hdl_window *registration);
 /* As net_put without a signal, into memory that the peer exposed; it counts as a put of
  * `remote`, any window of that peer. Delivered when net_put_done says so. */
 enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
@@ -172,7 +189,8 @@ enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
 
 /* Has everything put so far arrived, signals included? Always true if mapped. */
 bool net_remote_delivered(const struct hdl_peer_window *remote);
-/* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none. */
+/* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none.
+ * HDL_EPEER: the peer is lost; all sources are free. */
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
 /* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. */
 int64_t net_remote_down_since(const struct hdl_peer_window *remote);
@@ -186,6 +204,9 @@ void net_rank_lost(struct net *net, int32_t rank);
  */
 uint64_t net_reconnects(const struct net *net);
 uint64_t net_refused(const struct net *net);
+/* Puts of former writers that were dropped; payload bytes put over fabric. */
+uint64_t net_stale(const struct net *net);
+uint64_t net_fabric_bytes(const struct net *net);
 
 /* ------------------------------------------------------------------- progress and sleep
  */

@@ -120,8 +120,11 @@ enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns)
     waiter_begin(&waiter, remote->net, timeout_ns);
     uint64_t target = net_put_count(remote);
     while (net_put_done(remote) < target) {
-        if (net_remote_lost(remote))
+        if (net_remote_lost(remote)) {
+            if (remote->ops->drop)
+                remote->ops->drop(remote);
             return base_fail(HDL_EPEER, "rank %d is lost", remote->rank);
+        }
         if (waiter_expired(&waiter))
             return base_fail(HDL_ETIMEDOUT, "flush: %llu of %llu puts have left",
                              (unsigned long long)net_put_done(remote),

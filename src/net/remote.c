@@ -89,6 +89,13 @@ void net_remote_close(struct hdl_peer_window *remote)
     base_free(net->env, remote);
 }
 
+void net_remote_write_as(struct hdl_peer_window *remote, uint32_t slot,
+                         const _Atomic uint64_t *writer)
+{
+    remote->slot = slot;
+    remote->writer = writer;
+}
+
 void *net_remote_map(const struct hdl_peer_window *remote)
 {
     return remote->data;
@@ -172,20 +179,6 @@ uint64_t net_put_count(const struct hdl_peer_window *remote)
 uint64_t net_put_done(const struct hdl_peer_window *remote)
 {
     return remote->ops->done ? remote->ops->done(remote) : net_put_count(remote);
-}
-
-enum hdl_status net_expose(struct net *net, void *data, size_t bytes,
-                           struct net_exposed *exposed, void **registration)
-{
-    if (!net->fabric)
-        return base_fail(HDL_ENOTSUP, "fabric is off: %s", net->fabric_reason);
-    return net_fabric_expose(net->fabric, data, bytes, exposed, registration);
-}
-
-void net_unexpose(struct net *net, void *registration)
-{
-    if (registration)
-        net_fabric_unexpose(net->fabric, registration);
 }
 
 enum hdl_status net_put_exposed(struct hdl_peer_window *remote,

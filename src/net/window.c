@@ -25,16 +25,13 @@ enum hdl_status net_window_create(struct net *net, size_t bytes, struct hdl_wind
     pthread_mutex_lock(&net->lock);
     window->id = net->next_id++;
     pthread_mutex_unlock(&net->lock);
-    if (net->fabric) {
-        status = net_fabric_register(net->fabric, window);
-        if (status != HDL_OK)
-            goto free_memory;
-    }
+    if (net->fabric)
+        net_fabric_admit(net->fabric, window);
     if (net->exchange.offer) {
         status =
             net->exchange.offer(net->exchange.user, window->id, window->key, window->fd);
         if (status != HDL_OK)
-            goto deregister;
+            goto dismiss;
     }
     pthread_mutex_lock(&net->lock);
     base_list_push_back(&net->windows, &window->node);
@@ -42,10 +39,9 @@ enum hdl_status net_window_create(struct net *net, size_t bytes, struct hdl_wind
     *out = window;
     return HDL_OK;
 
-deregister:
+dismiss:
     if (net->fabric)
-        net_fabric_deregister(net->fabric, window);
-free_memory:
+        net_fabric_dismiss(net->fabric, window);
     net_memory_unmap(window->data, bytes);
     close(window->fd);
 free_window:
@@ -64,10 +60,58 @@ void net_window_destroy(struct hdl_window *window)
     if (net->exchange.withdraw)
         net->exchange.withdraw(net->exchange.user, window->id);
     if (net->fabric)
-        net_fabric_deregister(net->fabric, window);
+        net_fabric_dismiss(net->fabric, window);
     net_memory_unmap(window->data, window->bytes);
     close(window->fd);
     base_free(net->env, window);
+}
+
+void net_window_set_writers(struct hdl_window *window, const _Atomic uint64_t *writers,
+                            uint32_t num_writers)
+{
+    window->writers = writers;
+    window->num_writers = num_writers;
+}
+
+void net_set_writer(struct net *net, _Atomic uint64_t *word, uint64_t writer)
+{
+    if (net->fabric)
+        net_fabric_set_writer(net->fabric, word, writer);
+    else
+        atomic_store_explicit(word, writer, memory_order_relaxed);
+}
+
+enum hdl_status net_expose(struct net *net, void *data, size_t bytes,
+                           struct net_exposed *exposed, struct hdl_window **registration)
+{
+    if (!net->fabric)
+        return base_fail(HDL_ENOTSUP, "fabric is off: %s", net->fabric_reason);
+    struct hdl_window *window = base_alloc(net->env, 1, sizeof(*window));
+    if (!window)
+        return HDL_ENOMEM;
+    window->data = data;
+    window->bytes = bytes;
+    enum hdl_status status = base_random_u64(&window->key);
+    if (status != HDL_OK) {
+        base_free(net->env, window);
+        return status;
+    }
+    pthread_mutex_lock(&net->lock);
+    window->id = net->next_id++;
+    pthread_mutex_unlock(&net->lock);
+    net_fabric_admit(net->fabric, window);
+    *exposed =
+        (struct net_exposed){.key = window->key, .window = window->id, .bytes = bytes};
+    *registration = window;
+    return HDL_OK;
+}
+
+void net_unexpose(struct net *net, struct hdl_window *registration)
+{
+    if (!registration)
+        return;
+    net_fabric_dismiss(net->fabric, registration);
+    base_free(net->env, registration);
 }
 
 void *net_window_data(const struct hdl_window *window)
@@ -98,6 +142,6 @@ enum hdl_status net_window_pack(const struct hdl_window *window, void *out,
     memcpy(handle.host_id, net->exchange.host_id, sizeof(handle.host_id));
     memcpy(handle.socket_name, net->exchange.socket_name, sizeof(handle.socket_name));
     if (net->fabric)
-        net_fabric_describe_window(net->fabric, window, &handle);
+        net_fabric_fill_handle(net->fabric, &handle);
     return net_handle_pack(&handle, out, length);
 }
