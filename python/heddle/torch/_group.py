@@ -9,6 +9,7 @@ handle.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import functools
@@ -26,7 +27,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
 
 from heddle import _abi, _error
-from heddle._abi import ANY_SOURCE, DType, Status, lib
+from heddle._abi import ANY_SOURCE, DType, MemberState, Status, lib
 from heddle.torch._job import Job
 from heddle.torch._options import MooncakeBackendOptions
 from heddle.torch._work import PENDING, Completer, Finished, Many, Pending, Work, complete, micros
@@ -107,11 +108,12 @@ def _check_device(tensor: torch.Tensor) -> None:
 class _Memory:
     """The tensors of one call: packed where they are not contiguous, and copied back when it is finished."""
 
-    __slots__ = ("code", "copies", "keep", "unit")
+    __slots__ = ("code", "copies", "keep", "known", "unit")
 
     def __init__(self, like: torch.Tensor) -> None:
         code = _DTYPES.get(like.dtype)
         # Types that the library does not know can be moved as bytes.
+        self.known = code is not None
         self.unit = 1 if code is not None else like.element_size()
         self.code = _U8 if code is None else code
         self.keep: list[Any] = []
@@ -169,7 +171,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._completer: Completer | None = None
         self._lock = threading.Lock()
         self._prune_at = 64
-        self._epoch = 0
+        self._lagging = False
         self.pending: dict[Pending, None] = {}
         self._done = Finished(self, "done", [])  # stands for every call that went well while torch waited
         self.options = options or MooncakeBackendOptions.from_environment()
@@ -282,8 +284,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def _reduction(self, opts: Any, memory: _Memory | None) -> tuple[int, _abi.Call]:
         """Operator and call options."""
-        if memory is not None and memory.unit != 1:
-            raise TypeError("this type of tensor can be moved, not reduced")
+        if memory is not None and not memory.known:
+            raise TypeError("tensors of this type can be moved, not reduced")
         op = opts.reduceOp
         call = self._call_for(opts)
         if op == _SUM:
@@ -326,6 +328,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         in_order: bool,
     ) -> Work:
         handle = self._handle if self._handle is not None else self._alive()
+        if self._lagging:
+            self.refresh()
         if wait and self._coalescing is None:
             status = function(handle, *args, call, None)
             if status == 0 and after is None:
@@ -386,6 +390,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
                 data, count = tensor.data_ptr(), tensor.numel()
                 if not opts.asyncOp and self._coalescing is None and not _profiler._is_profiler_enabled:
                     status = lib.hdl_allreduce(self._handle, data, data, count, code, redop, call, None)
+                    if self._lagging:
+                        self.refresh()
                     return self._done if status == 0 else self._ended("all_reduce", tensors, status)
                 memory = None
             else:
@@ -772,26 +778,28 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         words = (self.capacity + 63) // 64
         mask = (ctypes.c_uint64 * words)()
         view = _abi.View(mask_words=words, active=mask)
-        _error.check(lib.hdl_group_view(self._alive(), view))
-        now = torch.zeros(self.capacity, dtype=torch.int32)
-        now[list(_error.ranks_of(mask))] = 1
-        with self._lock:
-            if view.epoch >= self._epoch:
-                self._epoch = view.epoch
+        member = _abi.Member()
+        with self._lock:  # whoever reads later writes later
+            _error.check(lib.hdl_group_view(self._alive(), view))
+            now = torch.zeros(self.capacity, dtype=torch.int32)
+            now[list(_error.ranks_of(mask))] = 1
+            changed = now != self.active_ranks[: self.capacity].cpu()
+            if changed.any():
                 self.active_ranks[: self.capacity].copy_(now)
+                log.info(
+                    "group %s: view %d: active ranks %s", self._group_name, view.epoch, list(_error.ranks_of(mask))
+                )
+            # A change that takes effect at a later operation shows from that operation on.
+            self._lagging = False
+            for rank, active in enumerate(now.tolist()):
+                if lib.hdl_group_member(self._handle, rank, member) == 0:
+                    self._lagging |= active != (member.member == MemberState.ACTIVE)
         return view
 
     def _view_changed(self, _user: int, _group: int, _epoch: int) -> None:
         """On a thread of the library."""
-        try:
-            before = self.active_ranks.tolist()
-            view = self.refresh()
-            after = self.active_ranks.tolist()
-        except _error.Error:  # the group is being destroyed
-            return
-        changed = [rank for rank in range(self.capacity) if before[rank] != after[rank]]
-        if changed:
-            log.info("group %s: view %d: changed %s, active now %s", self._group_name, view.epoch, changed, after)
+        with contextlib.suppress(_error.Error):  # the group is being destroyed
+            self.refresh()
 
     # ------------------------------------------------------------------------ end
 
