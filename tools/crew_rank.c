@@ -186,10 +186,24 @@ static uint64_t active_now(void)
     return hdl_group_view(self.group, &view) == HDL_OK ? active : 0;
 }
 
+/* The ranks whose interval covers an operation: also one that is lost meanwhile, whose data
+ * was agreed to be there. */
+static uint64_t members_at(uint64_t number)
+{
+    uint64_t mask = 0;
+    for (int r = 0; r < self.ranks; r++) {
+        struct hdl_member member = {.size = sizeof(member)};
+        if (hdl_group_member(self.group, r, &member) == HDL_OK && member.rank_epoch &&
+            number >= member.first && number <= member.last)
+            mask |= UINT64_C(1) << r;
+    }
+    return mask;
+}
+
 /* What the history of views allows. */
 static bool fits_views(const struct crew_record *r, uint64_t before, uint64_t after)
 {
-    uint64_t both = before & after, any = before | after;
+    uint64_t both = before & after, any = before | after | members_at(r->op.number);
     if (r->op.kind == BROADCAST || r->op.kind == BARRIER)
         return true;
     if (r->op.took_part_2 & ~any & ~r->op.failed)
