@@ -40,6 +40,17 @@ static bool is_doomed(const struct crew *crew, const struct crew_record *r)
     return rank->serial != r->serial || rank->doomed;
 }
 
+static const char *describe(const struct crew_record *r, char *text, size_t room)
+{
+    int n = snprintf(text, room, "rank %u has %s failed %lx ranks", r->rank,
+                     hdl_status_name((enum hdl_status)r->status),
+                     (unsigned long)r->op.failed);
+    for (uint32_t i = 0; i < r->op.runs && n < (int)room; i++)
+        n += snprintf(text + n, room - (size_t)n, " %x to %u", r->op.run[i].ranks,
+                      r->op.run[i].end);
+    return text;
+}
+
 /* All ranks whose results count have the same result of an operation. */
 static void compare(struct chaos *chaos, const struct crew_record *r)
 {
@@ -57,26 +68,19 @@ static void compare(struct chaos *chaos, const struct crew_record *r)
     bool rooted = r->op.kind == CREW_BROADCAST && r->status >= 0 && first->status >= 0;
     bool same = first->status == r->status && first->op.failed == r->op.failed;
     /* Who called before it could know of an admission has room for fewer blocks. */
-    uint64_t fewer = first->op.took_part & r->op.took_part;
+    uint64_t fewer = crew_ranks(first) & crew_ranks(r);
     if (r->op.kind == CREW_ALLGATHER && same &&
-        (fewer == first->op.took_part || fewer == r->op.took_part) &&
-        fewer != (first->op.took_part | r->op.took_part))
+        (fewer == crew_ranks(first) || fewer == crew_ranks(r)) &&
+        crew_ranks(first) != crew_ranks(r))
         return;
     if (!(same || rooted) || first->op.kind != r->op.kind ||
-        first->op.took_part != r->op.took_part ||
-        first->op.took_part_2 != r->op.took_part_2 ||
-        first->op.boundary != r->op.boundary || first->op.hash != r->op.hash)
-        crew_problem(
-            &chaos->crew,
-            "operation %lu kind %u: rank %u has %s failed %lx ranks %lx %lx at %lu, "
-            "rank %u %s %lx %lx %lx %lu",
-            (unsigned long)r->op.number, r->op.kind, first->rank,
-            hdl_status_name((enum hdl_status)first->status),
-            (unsigned long)first->op.failed, (unsigned long)first->op.took_part,
-            (unsigned long)first->op.took_part_2, (unsigned long)first->op.boundary,
-            r->rank, hdl_status_name((enum hdl_status)r->status),
-            (unsigned long)r->op.failed, (unsigned long)r->op.took_part,
-            (unsigned long)r->op.took_part_2, (unsigned long)r->op.boundary);
+        first->op.runs != r->op.runs || first->op.hash != r->op.hash ||
+        memcmp(first->op.run, r->op.run, sizeof(r->op.run)) != 0) {
+        char a[160], b[160];
+        crew_problem(&chaos->crew, "operation %lu kind %u: %s, %s",
+                     (unsigned long)r->op.number, r->op.kind,
+                     describe(first, a, sizeof(a)), describe(r, b, sizeof(b)));
+    }
 }
 
 static void on_record(struct crew *crew, const struct crew_record *r)
@@ -85,7 +89,7 @@ static void on_record(struct crew *crew, const struct crew_record *r)
     if (r->what != CREW_OP)
         return;
     compare(chaos, r);
-    bool lacks = r->op.took_part_2 && !(r->op.took_part_2 & chaos->victims);
+    bool lacks = crew_ranks(r) && !(crew_ranks(r) & chaos->victims);
     if (chaos->victims && !chaos->noticed_ns && !is_doomed(crew, r) &&
         (lacks || (r->op.failed & chaos->victims)))
         chaos->noticed_ns = r->time_ns;

@@ -196,8 +196,8 @@ static void take(struct crew *crew, struct crew_rank *r, const struct crew_recor
     else if (!r->doomed) {
         r->last_op = record->op.number;
         r->last_ns = record->time_ns;
-        if (record->op.took_part_2)
-            r->sees = record->op.took_part_2;
+        if (crew_ranks(record))
+            r->sees = crew_ranks(record);
     }
     if (crew->on_record)
         crew->on_record(crew, record);

@@ -15,7 +15,7 @@
  *     supervisor --lines: evict R, admit R, stop--> rank
  *                <--records---------------------- rank
  */
-enum { CREW_RANKS_MAX = 15, CREW_TEXT = 104 };
+enum { CREW_RANKS_MAX = 15, CREW_RUNS = 6, CREW_TEXT = 104 };
 
 enum crew_what {
     CREW_OP = 1, /* one operation has ended */
@@ -25,6 +25,11 @@ enum crew_what {
 
 /* Kinds of operations whose results follow other rules. */
 enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4 };
+
+struct crew_run {
+    uint32_t end; /* behind its last element */
+    uint32_t ranks; /* mask */
+};
 
 struct crew_record {
     uint32_t what;
@@ -36,17 +41,21 @@ struct crew_record {
         struct {
             uint64_t number;
             uint32_t kind;
-            uint32_t reserved;
-            uint64_t failed;      /* mask */
-            uint64_t took_part;   /* mask of the ranks in the first element */
-            uint64_t took_part_2; /* in the last one */
-            uint64_t boundary;    /* elements with the first mask */
-            uint64_t hash;        /* of all bytes */
+            uint32_t runs; /* of elements that have data of the same ranks */
+            uint64_t failed; /* mask */
+            struct crew_run run[CREW_RUNS];
+            uint64_t hash; /* of all bytes */
             int64_t gap_ns;       /* since the end of the operation before */
         } op;
         char text[CREW_TEXT];
     };
 };
+
+/* The ranks whose data are in the end of the result; 0 where it does not show. */
+static inline uint64_t crew_ranks(const struct crew_record *r)
+{
+    return r->op.runs ? r->op.run[r->op.runs - 1].ranks : 0;
+}
 
 struct crew_opts {
     int ranks;
@@ -79,7 +88,7 @@ struct crew {
     uint32_t next_serial;
     struct crew_rank rank[CREW_RANKS_MAX];
     uint64_t records, wrong;
-    char problem[256]; /* the first */
+    char problem[400]; /* the first */
     void (*on_record)(struct crew *crew, const struct crew_record *record);
     void *user;
 };

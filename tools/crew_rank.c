@@ -137,44 +137,54 @@ static bool untouched(const int64_t *data, size_t words)
     return true;
 }
 
-static bool read_sums(struct crew_record *r, size_t pairs)
+static bool add_run(struct crew_record *r, size_t end, uint64_t ranks)
 {
-    r->op.took_part = ranks_in(self.dst, r->op.number, 0);
-    size_t i = 0;
-    while (i < pairs && ranks_in(self.dst + 2 * i, r->op.number, i) == r->op.took_part)
-        i++;
-    r->op.boundary = i;
-    r->op.took_part_2 =
-        i < pairs ? ranks_in(self.dst + 2 * i, r->op.number, i) : r->op.took_part;
-    for (; i < pairs; i++)
-        if (ranks_in(self.dst + 2 * i, r->op.number, i) != r->op.took_part_2)
-            return false;
-    return r->op.took_part != UINT64_MAX && r->op.took_part_2 != UINT64_MAX;
+    struct crew_run *run = &r->op.run[r->op.runs];
+    if (r->op.runs > 0 && run[-1].ranks == ranks) {
+        run[-1].end = (uint32_t)end;
+        return true;
+    }
+    if (ranks == UINT64_MAX || r->op.runs == CREW_RUNS)
+        return false;
+    *run = (struct crew_run){(uint32_t)end, (uint32_t)ranks};
+    r->op.runs++;
+    return true;
 }
 
-static bool read_blocks(struct crew_record *r)
+/* Ranks are lost from one chunk on. */
+static bool read_sums(struct crew_record *r, size_t pairs, size_t *at)
 {
+    for (size_t i = *at = 0; i < pairs; *at = ++i)
+        if (!add_run(r, i + 1, ranks_in(self.dst + 2 * i, r->op.number, i)))
+            return false;
+    return true;
+}
+
+static bool read_blocks(struct crew_record *r, size_t *at)
+{
+    uint64_t ranks = 0;
     for (int k = 0; k < self.ranks; k++) {
         const int64_t *pair = self.dst + 2 * k;
+        *at = (size_t)k;
         if (untouched(pair, 2))
             continue;
         if (ranks_in(pair, r->op.number, 0) != UINT64_C(1) << k)
             return false;
-        r->op.took_part |= UINT64_C(1) << k;
+        ranks |= UINT64_C(1) << k;
     }
-    r->op.took_part_2 = r->op.took_part;
-    return true;
+    return add_run(r, 1, ranks);
 }
 
 /* All or a prefix of the root's data; what follows is untouched. */
-static bool read_root(struct crew_record *r, int root, size_t pairs)
+static bool read_root(struct crew_record *r, int root, size_t pairs, size_t *at)
 {
     size_t i = 0;
     while (i < pairs && ranks_in(self.dst + 2 * i, r->op.number, i) == UINT64_C(1)
                                                                            << root)
         i++;
-    r->op.boundary = i;
-    r->op.took_part = r->op.took_part_2 = 0;
+    *at = i;
+    if (i > 0)
+        (void)add_run(r, i, 0);
     return untouched(self.dst + 2 * i, 2 * (pairs - i)) &&
            (r->status != HDL_OK || i == pairs);
 }
@@ -206,9 +216,9 @@ static bool fits_views(const struct crew_record *r, uint64_t before, uint64_t af
     uint64_t both = before & after, any = before | after | members_at(r->op.number);
     if (r->op.kind == BROADCAST || r->op.kind == BARRIER)
         return true;
-    if (r->op.took_part_2 & ~any & ~r->op.failed)
+    if (crew_ranks(r) & ~any & ~r->op.failed)
         return false;
-    return ((both & ~r->op.took_part_2) & ~r->op.failed) == 0;
+    return ((both & ~crew_ranks(r)) & ~r->op.failed) == 0;
 }
 
 static enum hdl_status call(enum kind kind, size_t pairs, int root)
@@ -227,17 +237,18 @@ static enum hdl_status call(enum kind kind, size_t pairs, int root)
     }
 }
 
-static bool read_result(struct crew_record *r, size_t pairs, int root)
+/* False: the pair at *at is wrong. */
+static bool read_result(struct crew_record *r, size_t pairs, int root, size_t *at)
 {
     switch ((enum kind)r->op.kind) {
     case BARRIER:
         return true;
     case BROADCAST:
-        return read_root(r, root, pairs);
+        return read_root(r, root, pairs, at);
     case ALLGATHER:
-        return read_blocks(r);
+        return read_blocks(r, at);
     default:
-        return read_sums(r, pairs);
+        return read_sums(r, pairs, at);
     }
 }
 
@@ -247,10 +258,10 @@ static void exchange(const struct crew_record *r)
     int next = self.rank, before = self.rank;
     do
         next = (next + 1) % self.ranks;
-    while (!(r->op.took_part_2 >> next & 1));
+    while (!(crew_ranks(r) >> next & 1));
     do
         before = (before + self.ranks - 1) % self.ranks;
-    while (!(r->op.took_part_2 >> before & 1));
+    while (!(crew_ranks(r) >> before & 1));
     if (next == self.rank)
         return;
     int64_t out[2] = {self.rank, (int64_t)r->op.number}, in[2] = {-1, -1};
@@ -291,19 +302,21 @@ static enum hdl_status one(void)
     int64_t now = base_now_ns();
     r.op.gap_ns = self.before_ns ? now - self.before_ns : 0;
     self.before_ns = now;
-    if (!read_result(&r, pairs, root))
-        say(CREW_WRONG, "operation %lu kind %d: %s: wrong bytes, pair 0 is %lx %lx",
-            (unsigned long)r.op.number, kind, hdl_status_name(status),
-            (unsigned long)self.dst[0], (unsigned long)self.dst[1]);
+    size_t at = 0;
+    if (!read_result(&r, pairs, root, &at))
+        say(CREW_WRONG, "operation %lu kind %d: %s: pair %zu is %lx %lx after %u runs %x",
+            (unsigned long)r.op.number, kind, hdl_status_name(status), at,
+            (unsigned long)self.dst[2 * at], (unsigned long)self.dst[2 * at + 1],
+            r.op.runs, r.op.run[0].ranks);
     else if (!fits_views(&r, before, after))
         say(CREW_WRONG, "operation %lu kind %d: ranks %lx, failed %lx, views %lx and %lx",
-            (unsigned long)r.op.number, kind, (unsigned long)r.op.took_part_2,
+            (unsigned long)r.op.number, kind, (unsigned long)crew_ranks(&r),
             (unsigned long)r.op.failed, (unsigned long)before, (unsigned long)after);
     size_t words = 2 * (kind == ALLGATHER ? (size_t)self.ranks : pairs);
     for (size_t i = 0; i < words && kind != BARRIER; i++)
         r.op.hash = mix64(r.op.hash ^ (uint64_t)self.dst[i]);
     emit(&r);
-    if (self.mix && kind == ALLREDUCE_8B && r.op.took_part_2 >> self.rank & 1)
+    if (self.mix && kind == ALLREDUCE_8B && crew_ranks(&r) >> self.rank & 1)
         exchange(&r);
     return HDL_OK;
 }

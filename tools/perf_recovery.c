@@ -36,7 +36,7 @@ static void on_record(struct crew *crew, const struct crew_record *r)
         return;
     if (r->op.gap_ns > v->longest_ns)
         v->longest_ns = r->op.gap_ns;
-    if (!v->told_ns && !(r->op.took_part_2 & v->victim))
+    if (!v->told_ns && !(crew_ranks(r) & v->victim))
         v->told_ns = r->time_ns;
 }
 

@@ -242,6 +242,15 @@ static void tell_net(struct hdl_group *group, const struct group_view *view)
                           (int32_t)ctl_rank_epoch_rank(view->ctl->slots[r].rank_epoch));
 }
 
+/* A removed rank comes back with its rank epoch: its new interval is not closed. */
+static void forget_closed(struct hdl_group *group, const struct ctl_view *ctl)
+{
+    for (uint32_t i = 0; i < group->capacity; i++)
+        if (ctl->slots[i].rank_epoch == atomic_load(&group->closed[i]) &&
+            ctl->slots[i].last == CTL_X_FOREVER)
+            atomic_store(&group->closed[i], 0);
+}
+
 void group_commit(void *user, struct ctl_view *ctl)
 {
     struct hdl_group *group = user;
@@ -255,6 +264,7 @@ void group_commit(void *user, struct ctl_view *ctl)
     set_frozen(group);
     for (uint32_t i = 0; i < group->capacity; i++)
         group->fence[i] = GROUP_FOREVER;
+    forget_closed(group, ctl);
     tell_net(group, view);
     replace_view(group, view);
     group_count(&group->counters.views, 1);
