@@ -27,7 +27,7 @@ enum crew_what {
 enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4 };
 
 struct crew_run {
-    uint32_t end; /* behind its last element */
+    uint32_t end;   /* behind its last element */
     uint32_t ranks; /* mask */
 };
 
@@ -41,11 +41,11 @@ struct crew_record {
         struct {
             uint64_t number;
             uint32_t kind;
-            uint32_t runs; /* of elements that have data of the same ranks */
+            uint32_t runs;   /* of elements that have data of the same ranks */
             uint64_t failed; /* mask */
             struct crew_run run[CREW_RUNS];
-            uint64_t hash; /* of all bytes */
-            int64_t gap_ns;       /* since the end of the operation before */
+            uint64_t hash;  /* of all bytes */
+            int64_t gap_ns; /* since the end of the operation before */
         } op;
         char text[CREW_TEXT];
     };

@@ -196,8 +196,8 @@ static uint64_t active_now(void)
     return hdl_group_view(self.group, &view) == HDL_OK ? active : 0;
 }
 
-/* The ranks whose interval covers an operation: also one that is lost meanwhile, whose data
- * was agreed to be there. */
+/* The ranks whose interval covers an operation: also one that is lost meanwhile, whose
+ * data was agreed to be there. */
 static uint64_t members_at(uint64_t number)
 {
     uint64_t mask = 0;

@@ -21,8 +21,7 @@ static bool step(struct hdl_group *group, struct hdl_op *op)
     if (op->published == chunk)
         (void)mapped_publish(group, op, chunk);
     (void)mapped_look(op, group->rank, chunk);
-    mapped_finish_chunk(group, op, chunk);
-    return true;
+    return mapped_finish_chunk(group, op, chunk);
 }
 
 static bool isolated_progress(struct hdl_group *group)

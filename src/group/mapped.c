@@ -51,7 +51,12 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
 {
     uint32_t index = group_slot_of(group, op->number, chunk);
     struct group_slot *slot = &group->slots[index];
+    uint64_t x = GROUP_X(op->number, chunk);
     size_t bytes = 0;
+    /* Who reads what this slot held, because a view that it has not heard of left it out,
+     * must see that it is too late. Chunks come in order, so x - 1 is shown. */
+    atomic_store_explicit(&slot->seq, x - 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
     if (op->algorithm->publish) {
         unsigned char *payload =
             op->inlined ? slot->payload
@@ -65,7 +70,7 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
     }
     slot->view = group->seen->ctl->epoch;
     atomic_store_explicit(&slot->done, group->done, memory_order_relaxed);
-    atomic_store_explicit(&slot->seq, GROUP_X(op->number, chunk), memory_order_release);
+    atomic_store_explicit(&slot->seq, x, memory_order_release);
     op->published++;
     group->open_chunks++;
     if (op->published == op->num_chunks && !op->unsized)
@@ -88,8 +93,9 @@ static bool publish(struct hdl_group *group)
     return true;
 }
 
-/* The rank has written over a chunk that is still needed here: a commit that is lost with
- * those who had it left this rank out. */
+/* The rank has written over a chunk that is still needed here: a commit left this rank
+ * out, of which it does not know yet (it was stopped), or which is lost with those who
+ * had it. */
 static void overtaken(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
     char text[128];
@@ -121,6 +127,24 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
     if (chunk == 0 && op->algorithm->make_piece &&
         slot->view != op->group->seen->ctl->epoch)
         op->direct = true;
+    return true;
+}
+
+/* What was read of the chunk was there until the end: publishers change seq before they
+ * write over it. */
+static bool still_there(struct hdl_op *op, uint64_t chunk)
+{
+    uint32_t index = group_slot_of(op->group, op->number, chunk);
+    atomic_thread_fence(memory_order_acquire);
+    for (uint32_t r = 0; r < op->group->capacity; r++) {
+        const struct group_slot *slots = op->group->peer[r].slots;
+        if (slots && mapped_takes_part(op, r, chunk) &&
+            atomic_load_explicit(&slots[index].seq, memory_order_relaxed) >
+                GROUP_X(op->number, chunk)) {
+            overtaken(op, r, chunk);
+            return false;
+        }
+    }
     return true;
 }
 
@@ -224,33 +248,36 @@ static void end_without_root(struct hdl_group *group, struct hdl_op *op)
 }
 
 /* Everything for the chunk is there and `ready` covers it. */
-void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
+bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
+    enum hdl_status status = HDL_OK;
+    bool pulls = !op->mismatch && !root_lost(op, chunk);
+    if (pulls && op->algorithm->pull)
+        status = op->algorithm->pull(op, chunk);
+    if (!still_there(op, chunk))
+        return false;
     if (op->mismatch) {
         mapped_close_op(group, op);
         group_op_mismatch(op, GROUP_X(op->number, 0), published_desc);
-        return;
+        return true;
     }
-    if (root_lost(op, chunk)) {
+    if (!pulls) {
         end_without_root(group, op);
-        return;
+        return true;
     }
-    enum hdl_status status =
-        op->algorithm->pull ? op->algorithm->pull(op, chunk) : HDL_OK;
     op->pulled++;
     group->open_chunks--;
     op->wait_rank = 0;
     if (status < 0) {
         mapped_close_op(group, op);
         group_op_fail(op, status, NULL, "%s", base_detail());
-        return;
-    }
-    if (op->pulled == op->num_chunks) {
+    } else if (op->pulled == op->num_chunks) {
         mapped_close_op(group, op);
         group_op_finish(op, status);
-        return;
+    } else {
+        group_done(group, GROUP_X(op->number, chunk));
     }
-    group_done(group, GROUP_X(op->number, chunk));
+    return true;
 }
 
 /* Before pieces are used the descriptors must have been compared, and everybody must have
@@ -282,8 +309,7 @@ static bool pull(struct hdl_group *group, struct hdl_op *op)
     if (!chunk_arrived(op, chunk) ||
         !group_ready_raise(group, begin, GROUP_X(op->number, chunk)))
         return false;
-    mapped_finish_chunk(group, op, chunk);
-    return true;
+    return mapped_finish_chunk(group, op, chunk);
 }
 
 /* Also ranks that were removed and wait for the inputs of their last operations. */

@@ -76,8 +76,9 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
 bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);
 /* What the rank waits for before it may finish the chunk. */
 enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk);
-/* Everything for the chunk is there and `ready` covers it: pulls, ends the operation. */
-void mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
+/* Everything for the chunk is there and `ready` covers it: pulls, ends the operation.
+ * False: the group has ended, as a peer went on without this rank. */
+bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
 /* The operation ends here, whatever it lacks: its slots are free. group_op_fail follows.
  */
 void mapped_close_op(struct hdl_group *group, struct hdl_op *op);

@@ -214,14 +214,15 @@ static bool all_ready(struct hdl_op *op, uint64_t chunk)
     return messaged_told(group, x);
 }
 
-static void finish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
+static bool finish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
     struct messaged *m = messaged_of(group);
     struct hdl_op *next = group_next_open(group, op);
     bool was_readying = m->readying == op;
     /* Of others it may be longer if the calls differ. */
     bool chunked = op->num_chunks > 1 || op->mismatch || op->desc.kind == GROUP_REFUSED;
-    mapped_finish_chunk(group, op, chunk);
+    if (!mapped_finish_chunk(group, op, chunk))
+        return false;
     /* It may have ended before its last chunk. */
     struct base_list *first = base_list_first(&group->queue);
     bool open = first && base_container_of(first, struct hdl_op, node) == op;
@@ -230,6 +231,7 @@ static void finish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
     /* The next operation uses the slots of the later chunks of this one: others must know
      * now that they are free. Else a word now and then is enough. */
     m->unsaid_done += chunked && !open ? group->shape.window_chunks : 1;
+    return true;
 }
 
 static bool pull(struct hdl_group *group)
@@ -240,8 +242,7 @@ static bool pull(struct hdl_group *group)
     struct hdl_op *op = base_container_of(node, struct hdl_op, node);
     if (op->pulled == op->ready || !all_ready(op, op->pulled))
         return false;
-    finish(group, op, op->pulled);
-    return true;
+    return finish(group, op, op->pulled);
 }
 
 static void ring_host(struct hdl_group *group)
@@ -301,9 +302,9 @@ static void finish_settled(struct hdl_group *group)
     for (struct base_list *node; (node = base_list_first(&group->queue));) {
         struct hdl_op *op = base_container_of(node, struct hdl_op, node);
         if (op->pulled == op->ready ||
-            GROUP_X(op->number, op->pulled) > group->seen->ctl->settled)
+            GROUP_X(op->number, op->pulled) > group->seen->ctl->settled ||
+            !finish(group, op, op->pulled))
             break;
-        finish(group, op, op->pulled);
     }
 }
 

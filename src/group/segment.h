@@ -38,8 +38,10 @@
  *            +---------------------------------------------------------------+
  *
  * A position x = (op number << 20 | chunk); its slot is (op + chunk) % W. seq of a slot
- * is the x that it holds and only grows. A slot is written again only when `done` of all
- * present readers is at or above the x that it held.
+ * is the x that it holds and only grows; x - 1 while the input of x is written, which
+ * says that the chunk before is published. A slot is written again only when `done` of
+ * all present readers is at or above the x that it held; whoever is no reader any more
+ * and does not know it yet sees by seq that what it read was written over.
  */
 #define GROUP_CHUNK_BITS 20
 #define GROUP_MAX_CHUNKS (UINT64_C(1) << GROUP_CHUNK_BITS)
