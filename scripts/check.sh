@@ -145,15 +145,33 @@ check_builds() {
     try "build and install release" scripts/check_install.sh build-check/release
 }
 
+# pytest against the wheels in an environment without a compiler, and the table of the C interface with one.
+check_python() {
+    main_build
+    part python
+    need_python
+    local code=(python test/python examples)
+    try "python format" .venv/bin/ruff format --check "${code[@]}"
+    try "python lint" .venv/bin/ruff check "${code[@]}"
+    try "python types" .venv/bin/mypy python/heddle python/mooncake/mooncake
+    try "python table" env PYTHONPATH=python HEDDLE_LIBRARY=build-check/main/src/libheddle.so \
+        .venv/bin/python -m pytest -q -p no:cacheprovider test/python/test_abi.py
+    try "python wheels" scripts/check_python.sh wheels build-check/python
+    rm -f build-check/python.xml
+    scripts/check_python.sh tests build-check/python build-check/python.xml </dev/null | tail -n 200
+    scripts/count_tests.py build-check/python.xml python >>"$results" || record fail "python: tests ran"
+}
+
 run_part() {
     case "$1" in
-    all) for p in style unit sim ranks asan tsan fuzz builds; do run_part "$p"; done ;;
+    all) for p in style unit sim ranks python asan tsan fuzz builds; do run_part "$p"; done ;;
     style) check_style ;;
     lint) check_lint ;;
     unit | sim | ranks) check_suite "$1" ;;
     asan) check_asan ;;
     tsan) check_tsan ;;
     fuzz) check_fuzz ;;
+    python) check_python ;;
     builds) check_builds ;;
     *)
         echo "run: unknown part '$1' of check" >&2

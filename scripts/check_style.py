@@ -10,9 +10,10 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAX_FILE = 1000
 MAX_FUNCTION = 60
 C = {".c", ".h", ".cu", ".cuh", ".def"}
-HASH = {".sh", ".py", ".build", ".txt", ".ini"}
+HASH = {".sh", ".py", ".build", ".txt", ".ini", ".toml"}
 README_FOLDERS = ["src/base", "src/gpu", "src/ctl", "src/net", "src/host", "src/group", "src/moe",
-                  "tools", "scripts", "bench", "test", "test/unit", "test/ranks", "test/sim", "test/fuzz", "test/gpu"]
+                  "tools", "scripts", "bench", "test", "test/unit", "test/ranks", "test/sim", "test/fuzz", "test/gpu",
+                  "test/python", "python", "python/heddle/torch"]
 # Words of other places that must not leak into the tree.
 FORBIDDEN = re.compile(r"\.\./shared|/work/|Co-Authored-By", re.I)
 

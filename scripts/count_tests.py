@@ -1,13 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns meson's testlog.json into lines "pass|fail|skip<TAB>PREFIX: NAME"."""
+"""Turns meson's testlog.json, or pytest's JUnit file, into lines "pass|fail|skip<TAB>PREFIX: NAME"."""
 import json
 import sys
+import xml.etree.ElementTree
 
 WORD = {"OK": "pass", "EXPECTEDFAIL": "pass", "SKIP": "skip"}
 
 
+def count_junit(path, prefix):
+    for test in xml.etree.ElementTree.parse(path).iter("testcase"):
+        outcomes = {child.tag for child in test}
+        word = "fail" if outcomes & {"failure", "error"} else "skip" if "skipped" in outcomes else "pass"
+        print(f"{word}\t{prefix}: {test.get('classname').split('.')[-1]}.{test.get('name')}")
+
+
 def main(path, prefix):
+    if path.endswith(".xml"):
+        return count_junit(path, prefix)
     with open(path, encoding="utf-8") as log:
         for line in log:
             test = json.loads(line)

@@ -109,6 +109,14 @@ need_bench() {
         .venv/bin/pip install -q torch==2.13.0 numpy matplotlib >&2
 }
 
+# What the Python tests need, in .venv/.
+need_python() {
+    have readelf || install binutils
+    make_venv
+    .venv/bin/python -c 'import torch, numpy, pytest' 2>/dev/null && [ -x .venv/bin/mypy ] && [ -x .venv/bin/ruff ] ||
+        .venv/bin/pip install -q torch==2.13.0 numpy pytest 'mypy>=2,<3' 'ruff>=0.15,<0.18' >&2
+}
+
 # A Python with torch: the system's if it has it.
 bench_python() {
     if [ -x .venv/bin/python ] && .venv/bin/python -c 'import torch' 2>/dev/null; then
