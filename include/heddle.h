@@ -806,13 +806,14 @@ struct hdl_moe_result {
  * type; the owner adds contributions in f32, ranks ascending, then biases, then the old
  * output, and rounds once. With `exact`, or in a split combine with late weights, the
  * owner adds fmaf(weight, x, acc) over positions ascending. Without a valid entry: +0,
- * then biases.
+ * then biases. The owner's call decides how its tokens are summed: other ranks may call
+ * the phases apart or not, in the same step.
  *
  * combine = combine_send, then combine_recv; only that with late weights combine first
  * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
  * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was
- * dropped. Errors as for dispatch; HDL_EPEER: with late weights another rank combined in
- * two phases and this one in one call, or the reverse. HDL_ENOTSUP: opaque rows.
+ * dropped. Errors as for dispatch; HDL_EPEER: with late weights this rank called
+ * combine_send and another of its DP group combine. HDL_ENOTSUP: opaque rows.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_combine(struct hdl_moe *moe, const struct hdl_moe_handle *handle,

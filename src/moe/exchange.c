@@ -62,6 +62,7 @@ static void carve_all(struct carve *c, struct hdl_moe *m, struct moe_lane *lanes
     m->part_weights = carve(c, s->top_k + 1, sizeof(float));
     m->places = carve(c, s->top_k + 1, sizeof(void *));
     m->copies = carve(c, l->takes, l->give_stride);
+    m->sum = carve(c, s->hidden, sizeof(float));
     m->expert_rows = carve(c, m->local + 1, sizeof(uint64_t));
     m->wait_ns = carve(c, s->ranks, sizeof(uint64_t));
     m->bytes_sent = carve(c, s->ranks, sizeof(uint64_t));

@@ -39,7 +39,8 @@ struct moe_header_line {
     _Atomic uint64_t begun;
     _Atomic uint64_t flag;    /* the header is complete */
     _Atomic uint64_t rows;    /* the rows in a mapped arena are complete */
-    _Atomic uint64_t weights; /* the weights given to combine are complete */
+    _Atomic uint64_t weights; /* those given to combine are complete; with a note that
+                                 says how the owner sums: MOE_GIVEN or _EXACT */
     /* from here on it is put as one block with the token records */
     uint32_t tokens;
     uint16_t refusal; /* enum moe_refusal: the step is over */
@@ -98,6 +99,7 @@ struct moe_source {
     uint32_t first, count; /* items */
     uint32_t arrived;      /* items of a messaged source that are there */
     bool weighted;
+    bool wants_exact; /* late weights: its owner sums over positions */
 };
 
 enum moe_phase { MOE_IDLE = 0, MOE_SENT, MOE_RECEIVED, MOE_COMBINING };
@@ -154,6 +156,7 @@ struct hdl_moe {
     float *part_weights;           /* [k] */
     void **places;                 /* [k] */
     uint8_t *copies;               /* [takes][give_stride] */
+    float *sum;                    /* [H] */
     /* counters */
     uint64_t failed_steps, incomplete_calls, stale_drops;
     enum hdl_status last_error;

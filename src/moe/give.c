@@ -19,7 +19,7 @@ struct giving {
 /* ----------------------------------------------------------------------- late weights */
 
 static void put_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t at,
-                        size_t bytes)
+                        size_t bytes, uint64_t note)
 {
     size_t flag = moe_header(&m->config.layout, lane->half, m->peers->self) +
                   offsetof(struct moe_header_line, weights);
@@ -27,7 +27,7 @@ static void put_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t a
         if (!moe_reachable(m, lane, r))
             continue;
         if (m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
-                               lane->flag) == HDL_OK)
+                               lane->flag | note) == HDL_OK)
             m->bytes_sent[r] += bytes;
     }
 }
@@ -38,15 +38,16 @@ static void publish_weights(struct hdl_moe *m, struct moe_lane *lane,
     uint32_t self = m->peers->self;
     size_t at = moe_weights(&m->config.layout, &m->config.shape, lane->half, self, 0);
     size_t bytes = (size_t)lane->tokens * m->config.shape.top_k * sizeof(float);
+    uint64_t note = lane->exact ? MOE_GIVEN_EXACT : MOE_GIVEN;
     if (bytes > 0)
         memcpy(m->peers->own + at, weights, bytes);
-    atomic_store_explicit(&moe_line(m, lane->half, self)->weights, lane->flag,
+    atomic_store_explicit(&moe_line(m, lane->half, self)->weights, lane->flag | note,
                           memory_order_release);
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (r != self && moe_mapped(m, r))
             m->peers->ops->ring(m->peers, r);
     }
-    put_weights(m, lane, at, bytes);
+    put_weights(m, lane, at, bytes, note);
 }
 
 /* Weights of the entries of a source that sent none with its header. */
@@ -76,10 +77,17 @@ static void read_weights(struct hdl_moe *m, struct moe_lane *lane, uint32_t sour
 /* ----------------------------------------------------------------------- contributions
  */
 
+static bool has_late_weights(const struct giving *g, const struct moe_source *s)
+{
+    return !s->weighted && g->m->config.shape.order != MOE_RANK_MAJOR;
+}
+
+/* One contribution for each expert? With late weights, if this rank does not wait for
+ * them, or the owner, whose weights are there, wants it. */
 static bool gives_exact(const struct giving *g, const struct moe_source *s)
 {
-    const struct moe_config *c = &g->m->config;
-    return c->exact || (!s->weighted && !g->fused && c->shape.order != MOE_RANK_MAJOR);
+    return g->m->config.exact ||
+           (has_late_weights(g, s) && (!g->fused || s->wants_exact));
 }
 
 /* Counts the open run for the mapped members of the group, puts it to the messaged ones.
@@ -187,8 +195,7 @@ static void give_group(struct giving *g, uint32_t group)
 
 static bool needs_weights(const struct giving *g, const struct moe_source *s)
 {
-    return !s->weighted && s->count > 0 && !gives_exact(g, s) &&
-           g->m->config.shape.order != MOE_RANK_MAJOR;
+    return has_late_weights(g, s) && s->count > 0 && g->fused && !g->m->config.exact;
 }
 
 /* A group that waits for weights and whose weights are there, or whose rank is gone. */
@@ -217,7 +224,8 @@ static void give_late(struct giving *g, uint32_t group, struct moe_call *call)
     uint64_t flag = atomic_load_explicit(&moe_line(m, g->lane->half, source)->weights,
                                          memory_order_acquire);
     m->pending[source] = 0;
-    if (flag == g->lane->flag) {
+    if ((flag & ~MOE_NOTE_MASK) == g->lane->flag) {
+        g->lane->source[source].wants_exact = (flag & MOE_NOTE_MASK) == MOE_GIVEN_EXACT;
         read_weights(m, g->lane, source);
         give_group(g, group);
     } else {

@@ -51,6 +51,7 @@ static void read_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t sourc
     uint32_t tokens = line->tokens;
     s->first = lane->num_items;
     s->weighted = line->weighted;
+    s->wants_exact = false;
     for (uint32_t t = 0; t < tokens && t < m->config.shape.max_tokens; t++)
         read_token(m, lane, source, t, active);
     s->count = lane->num_items - s->first;

@@ -315,7 +315,7 @@ static void through_wire(const struct moe_config *c, float *row)
 }
 
 struct sums {
-    float *total, *part; /* [H] */
+    float *total, *part, *row; /* [H] */
     bool missing;
 };
 
@@ -333,12 +333,15 @@ static bool contributes(const struct world *w, uint32_t holder, uint32_t me)
            member_for(w, me / w->config->shape.dp, holder) >= 0;
 }
 
-/* The whole contribution of `holder` to (me, token) into part. */
+/* The whole contribution of `holder` to (me, token) into s->part. A holder whose combine
+ * does not wait for late weights sends its rows apart, and the owner sums them. */
 static void contribution(const struct world *w, uint32_t holder, uint32_t me,
-                         int64_t token, float *part)
+                         int64_t token, const struct sums *s)
 {
+    float *part = s->part, *row = s->row;
     const struct moe_config *c = w->config;
     uint32_t hidden = c->shape.hidden, group = me / c->shape.dp;
+    bool apart = !w->ranks[me].weights && w->ranks[holder].split;
     memset(part, 0, hidden * sizeof(float));
     for (uint32_t e = 0; e < moe_map_local_experts(&c->map, holder); e++) {
         int j = first_entry(w, me, token, holder, e);
@@ -347,10 +350,12 @@ static void contribution(const struct world *w, uint32_t holder, uint32_t me,
         const uint8_t *x = output_at(w, holder, output_row(w, holder, group, token, e));
         bool ready = c->shape.order == MOE_RANK_MAJOR;
         float weight = ready ? 1.0f : weight_of(w, me, token, (uint32_t)j);
-        for (uint32_t h = 0; h < hidden; h++) {
-            float value = moe_load(c->combine_dtype, x, h);
-            part[h] = ready ? value : fmaf(weight, value, part[h]);
-        }
+        for (uint32_t h = 0; h < hidden; h++)
+            row[h] = moe_load(c->combine_dtype, x, h);
+        if (apart && !ready)
+            through_wire(c, row);
+        for (uint32_t h = 0; h < hidden; h++)
+            part[h] = ready ? row[h] : fmaf(weight, row[h], part[h]);
         if (ready)
             break;
     }
@@ -366,7 +371,7 @@ static void sum_by_rank(const struct world *w, uint32_t me, int64_t token, struc
             s->missing = true;
             continue;
         }
-        contribution(w, r, me, token, s->part);
+        contribution(w, r, me, token, s);
         for (uint32_t h = 0; h < w->config->shape.hidden; h++)
             s->total[h] += s->part[h];
     }
@@ -400,12 +405,13 @@ bool moe_reference_combine(const struct moe_config *config,
 {
     struct world w = {.config = config, .ranks = ranks};
     uint32_t hidden = config->shape.hidden;
-    struct sums s = {.total = calloc((size_t)hidden * 2, sizeof(float))};
+    struct sums s = {.total = calloc((size_t)hidden * 3, sizeof(float))};
     bool late_split = !ranks[me].weights && ranks[me].split;
     bool exact = config->exact || (late_split && config->shape.order != MOE_RANK_MAJOR);
     if (!s.total)
         return false;
     s.part = s.total + hidden;
+    s.row = s.part + hidden;
     for (int64_t t = 0; t < ranks[me].tokens; t++) {
         size_t at = (size_t)t * hidden;
         memset(s.total, 0, hidden * sizeof(float));

@@ -105,42 +105,27 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
     }
 }
 
-/* With weights that come late, all ranks must combine in the same way. */
-static enum hdl_status check_forms(struct taking *t)
+static bool came_exact(const struct hdl_moe *m, uint32_t rank)
 {
-    struct hdl_moe *m = t->m;
-    uint32_t wanted = t->lane->exact ? MOE_GIVEN_EXACT : MOE_GIVEN;
-    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (m->pending[r] == TAKE_THERE && m->needs[r] != wanted)
+    return m->needs[rank] == MOE_GIVEN_EXACT;
+}
+
+/* A sum cannot be taken apart. It comes, with late weights, when the member of the DP
+ * group that the contributor listens to wants one. */
+static enum hdl_status check_forms(const struct taking *t)
+{
+    const struct hdl_moe *m = t->m;
+    for (uint32_t r = 0; t->lane->exact && r < m->config.shape.ranks; r++) {
+        if (m->pending[r] == TAKE_THERE && !came_exact(m, r))
             return base_fail(
-                HDL_EPEER,
-                "rank %u combined in %s, this rank in %s; with late weights all "
-                "must do the same",
-                r, t->lane->exact ? "one call" : "two phases",
-                t->lane->exact ? "two phases" : "one call");
+                HDL_EPEER, "this rank called hdl_moe_combine_send and another of its DP "
+                           "group hdl_moe_combine: with late weights all of a DP group "
+                           "must call the same");
     }
     return HDL_OK;
 }
 
 /* ------------------------------------------------------------------------ rows by put */
-
-/* Sorts routes by rank (stable) and keeps one of each. */
-static uint32_t by_rank(struct moe_route *routes, uint32_t n)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        struct moe_route route = routes[i];
-        uint32_t at = kept;
-        while (at > 0 && routes[at - 1].rank > route.rank)
-            at--;
-        if (at > 0 && routes[at - 1].rank == route.rank)
-            continue;
-        memmove(&routes[at + 1], &routes[at], (kept - at) * sizeof(route));
-        routes[at] = route;
-        kept++;
-    }
-    return kept;
-}
 
 /* Rows that the routes say rank number j sends; 0 if an earlier route counted it. */
 static uint32_t rows_from(const struct taking *t, const struct moe_route *routes,
@@ -154,7 +139,7 @@ static uint32_t rows_from(const struct taking *t, const struct moe_route *routes
             return 0;
         rows++;
     }
-    return t->lane->exact ? rows : 1;
+    return came_exact(t->m, routes[j].rank) ? rows : 1;
 }
 
 /* Looks at what a rank sends for the token: false if its run has not landed. */
@@ -223,6 +208,27 @@ static uint32_t number_at_rank(const struct moe_route *routes, uint32_t n, uint3
     return number;
 }
 
+/* Sorts routes by rank, then expert. */
+static void by_place(struct moe_route *routes, uint32_t n)
+{
+    for (uint32_t i = 1; i < n; i++) {
+        struct moe_route route = routes[i];
+        uint32_t at = i;
+        for (; at > 0 &&
+               (routes[at - 1].rank > route.rank || (routes[at - 1].rank == route.rank &&
+                                                     routes[at - 1].local > route.local));
+             at--)
+            routes[at] = routes[at - 1];
+        routes[at] = route;
+    }
+}
+
+static void count_received(struct hdl_moe *m, uint32_t rank, uint32_t rows)
+{
+    if (rank != m->peers->self)
+        m->bytes_received[rank] += rows * m->config.layout.give_bytes;
+}
+
 static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t rank,
                               uint32_t number)
 {
@@ -235,24 +241,70 @@ static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t r
            moe_take_from(&c->layout, &c->shape, t->lane->half, rank, token, number);
 }
 
-/* Collects the contributions to a token; returns their number. */
-static uint32_t collect(struct taking *t, uint32_t token, bool *missing)
+/* The sum that a rank did not make because its combine did not wait for the weights: what
+ * it would have sent, in place of number `at`. */
+static const uint8_t *sum_up(struct taking *t, uint32_t token, uint32_t at,
+                             const struct moe_route *routes, uint32_t n)
 {
     struct hdl_moe *m = t->m;
-    uint32_t n = own_routes(m, t->lane, token), found = 0;
-    if (!t->lane->exact)
-        n = by_rank(m->routes, n);
+    const void *rows[MOE_MAX_TOP_K], *sum = m->sum;
+    float weights[MOE_MAX_TOP_K];
+    uint8_t *to = m->copies + at * m->config.layout.give_stride;
+    struct moe_wire wire = m->wire;
+    bool fp8 = wire.kind == HDL_MOE_WIRE_FP8;
+    for (uint32_t i = 0; i < n; i++) {
+        rows[i] = part_at(t, token, routes[i].rank, i);
+        weights[i] = routes[i].weight;
+    }
+    if (wire.kind != HDL_MOE_WIRE_ROW)
+        wire.dtype = HDL_F32;
+    const struct moe_take take = {.parts = rows, .weights = weights, .n = n};
+    moe_rows_take(&wire, fp8 ? (void *)m->sum : to, &take, false);
+    if (fp8)
+        moe_rows_give(&wire, to, &sum, NULL, 1, false);
+    return to;
+}
+
+/* The contributions of all ranks to a token, ranks ascending; returns their number. */
+static uint32_t collect_by_rank(struct taking *t, uint32_t token, uint32_t n,
+                                bool *missing)
+{
+    struct hdl_moe *m = t->m;
+    uint32_t found = 0, same;
+    by_place(m->routes, n);
+    for (uint32_t j = 0; j < n; j += same) {
+        const struct moe_route *routes = &m->routes[j];
+        uint32_t rank = routes->rank;
+        for (same = 1; j + same < n && routes[same].rank == rank;)
+            same++;
+        if (m->pending[rank] != TAKE_THERE) {
+            *missing = true;
+            continue;
+        }
+        bool exact = came_exact(m, rank);
+        m->parts[found] =
+            exact ? sum_up(t, token, found, routes, same) : part_at(t, token, rank, 0);
+        found++;
+        count_received(m, rank, exact ? same : 1);
+    }
+    return found;
+}
+
+/* One for each expert, positions ascending. */
+static uint32_t collect_by_position(struct taking *t, uint32_t token, uint32_t n,
+                                    bool *missing)
+{
+    struct hdl_moe *m = t->m;
+    uint32_t found = 0;
     for (uint32_t j = 0; j < n; j++) {
         const struct moe_route *route = &m->routes[j];
         if (m->pending[route->rank] != TAKE_THERE) {
             *missing = true;
             continue;
         }
-        uint32_t number = t->lane->exact ? number_at_rank(m->routes, n, j) : 0;
-        m->parts[found] = part_at(t, token, route->rank, number);
+        m->parts[found] = part_at(t, token, route->rank, number_at_rank(m->routes, n, j));
         m->part_weights[found++] = route->weight;
-        if (route->rank != m->peers->self)
-            m->bytes_received[route->rank] += m->config.layout.give_bytes;
+        count_received(m, route->rank, 1);
     }
     return found;
 }
@@ -281,7 +333,8 @@ static void copy_parts(struct hdl_moe *m, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint8_t *to = m->copies + i * m->config.layout.give_stride;
-        memcpy(to, m->parts[i], m->config.layout.give_bytes);
+        if (m->parts[i] != to)
+            memcpy(to, m->parts[i], m->config.layout.give_bytes);
         m->parts[i] = to;
     }
 }
@@ -293,7 +346,9 @@ static bool add_token(struct taking *t, uint32_t token)
     size_t bytes = (size_t)m->config.shape.hidden * m->config.shape.take_elem;
     size_t at = token * bytes;
     bool missing = false;
-    uint32_t n = collect(t, token, &missing);
+    uint32_t n = own_routes(m, t->lane, token);
+    n = t->lane->exact ? collect_by_position(t, token, n, &missing)
+                       : collect_by_rank(t, token, n, &missing);
     if (r->accumulate) {
         copy_parts(m, n);
         if (!still_there(t))

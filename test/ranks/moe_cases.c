@@ -325,6 +325,35 @@ static void handles(void)
     moe = first;
 }
 
+/* With late weights the members of a DP group must combine alike; rank 1 does not. */
+static void alike(void)
+{
+    struct hdl_moe_opts opts = options(8, 2, 8, 8);
+    struct hdl_moe_handle handle;
+    struct hdl_moe_outputs outputs = {
+        .size = sizeof(outputs), .rows = received_rows, .weights = weights};
+    opts.dp_size = 2;
+    opts.late_weights = true;
+    CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
+    for (int i = 0; i < 4; i++) {
+        bool apart = i % 2 == 0 && self.rank == 1;
+        prepare(2);
+        tokens.weights = NULL;
+        for (int j = 0; j < 4; j++) /* a rank of each group holds them */
+            ids[j] = 2 * j;
+        memset(received_rows, 0, sizeof(received_rows));
+        CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle));
+        if (!apart) {
+            CHECK_OK(hdl_moe_combine(moe, &handle, &outputs, &result, &call));
+            continue;
+        }
+        CHECK_OK(hdl_moe_combine_send(moe, &handle, &outputs, &call));
+        CHECK_STATUS(hdl_moe_combine_recv(moe, &handle, &result, &call), HDL_EPEER);
+        rank_check_text(hdl_error_detail(), "hdl_moe_combine_send", "DP group", NULL);
+        CHECK(isnan(result_rows[0]), "a result was written");
+    }
+}
+
 /* One rank's options differ: all fail, naming field, values and ranks. */
 static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_opts b,
                       const char *value_a, const char *value_b)
@@ -465,9 +494,9 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"basic", basic},   {"masked", masked}, {"uneven", uneven},
-    {"nobody", nobody}, {"limits", limits}, {"handles", handles},
-    {"late", late},     {"dead", dead},     {"disagree", disagree},
+    {"basic", basic},       {"masked", masked},   {"uneven", uneven}, {"nobody", nobody},
+    {"limits", limits},     {"handles", handles}, {"late", late},     {"dead", dead},
+    {"disagree", disagree}, {"alike", alike},
 };
 
 int main(int argc, char **argv)

@@ -161,7 +161,7 @@ static void draw_input(struct trial *t, int step, uint32_t rank)
                                      .late = t->late ? in->weights : NULL,
                                      .tokens = (int64_t)tokens,
                                      .outputs = in->outputs,
-                                     .split = t->split[step]};
+                                     .split = t->split[step][rank]};
     if (c->opaque)
         r->weights = in->weights;
 }
@@ -199,6 +199,15 @@ static void draw_masks(struct trial *t, int step)
     }
 }
 
+/* Who calls the phases apart: nobody, all, or any. The members of a DP group agree, as
+ * they must with late weights. */
+static void draw_phases(struct trial *t, int step)
+{
+    uint64_t bits = pick(t, 3) ? (pick(t, 2) ? UINT64_MAX : 0) : pick(t, UINT64_MAX);
+    for (uint32_t r = 0; r < t->ranks; r++)
+        t->split[step][r] = bits >> r / t->config.shape.dp & 1;
+}
+
 /* Inputs of all steps for options that are set. */
 bool trial_draw_steps(struct trial *t)
 {
@@ -207,7 +216,7 @@ bool trial_draw_steps(struct trial *t)
     if (moe_config_init(&env, &t->config, &t->opts, (int32_t)t->ranks, false) != HDL_OK)
         return false;
     for (int s = 0; s < TRIAL_STEPS; s++) {
-        t->split[s] = pick(t, 2);
+        draw_phases(t, s);
         for (uint32_t r = 0; r < t->ranks; r++)
             draw_input(t, s, r);
         for (uint32_t r = 0; r < t->ranks; r++)
@@ -333,7 +342,7 @@ static void dispatch(struct trial *t, struct crowd_rank *self, int step,
     memcpy(o->active, t->active[step][self->rank], sizeof(o->active));
     o->call = (struct hdl_moe_call){.size = sizeof(o->call),
                                     .active = t->masked[step] ? o->active : NULL};
-    if (t->split[step]) {
+    if (t->split[step][self->rank]) {
         status = hdl_moe_dispatch_send(self->moe, &tokens, &o->call, &o->handle);
         if (status == HDL_OK)
             status = hdl_moe_dispatch_recv(self->moe, &o->handle, &got.r, &o->call);
@@ -378,7 +387,7 @@ static enum hdl_status call_combine(struct trial *t, struct crowd_rank *self, in
         memcpy(buffer, in->outputs, t->config.layout.buffer_bytes);
         outputs.rows = buffer;
     }
-    if (!t->split[step])
+    if (!t->split[step][self->rank])
         return hdl_moe_combine(self->moe, &o->handle, &outputs, result, &o->call);
     enum hdl_status status =
         hdl_moe_combine_send(self->moe, &o->handle, &outputs, &o->call);

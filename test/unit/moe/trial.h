@@ -33,7 +33,7 @@ struct trial {
     struct input inputs[TRIAL_STEPS][CROWD_MOST];
     int32_t active[TRIAL_STEPS][CROWD_MOST][CROWD_MOST];
     bool masked[TRIAL_STEPS];
-    bool split[TRIAL_STEPS];
+    bool split[TRIAL_STEPS][CROWD_MOST];
     bool pairs;                            /* two steps are open at once */
     void (*meet)(struct crowd_rank *self); /* all ranks are at the same place after it */
     _Atomic int failures;
