@@ -1,15 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Heddle: elastic communication for distributed AI. Works with numpy arrays and anything with the buffer protocol.
+"""Heddle: elastic communication for distributed AI, on numpy arrays and anything with the buffer protocol.
+
+    import heddle
+    world = heddle.init()
+    world.all_reduce(array)
 
 Times are in seconds, sizes in bytes, counts in elements. Failures are raised as heddle.Error.
 """
 
-from heddle._abi import ANY_SOURCE, ANY_TAG, DType, LogLevel, MemberState, ProcessState, RedOp, Status, lib
+from heddle._abi import (
+    ANY_SOURCE,
+    ANY_TAG,
+    DType,
+    LogLevel,
+    MemberState,
+    MoeFormat,
+    MoeLayout,
+    MoeWire,
+    ProcessState,
+    RedOp,
+    SignalOp,
+    Status,
+    lib,
+)
 from heddle._context import Context, Store
 from heddle._error import Error, IncompleteError, InvalidError, TimedOutError
 from heddle._group import Group, Member, View
+from heddle._job import info, init, stats
+from heddle._moe import Moe, MoeOptions, MoeSizes, Received, Step
+from heddle._operation import Operation
+from heddle._window import PeerWindow, Window
 
-__version__ = lib.hdl_version().decode().split()[0]
+__version__: str = lib.hdl_version().decode().split()[0]
 
 __all__ = [
     "ANY_SOURCE",
@@ -23,10 +45,25 @@ __all__ = [
     "LogLevel",
     "Member",
     "MemberState",
+    "Moe",
+    "MoeFormat",
+    "MoeLayout",
+    "MoeOptions",
+    "MoeSizes",
+    "MoeWire",
+    "Operation",
+    "PeerWindow",
     "ProcessState",
+    "Received",
     "RedOp",
+    "SignalOp",
     "Status",
+    "Step",
     "Store",
     "TimedOutError",
     "View",
+    "Window",
+    "info",
+    "init",
+    "stats",
 ]

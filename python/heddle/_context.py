@@ -11,7 +11,7 @@ from typing import Protocol
 
 from heddle import _abi, _error
 from heddle._abi import LogLevel, Status, lib
-from heddle._object import Object
+from heddle._object import Object, microseconds
 
 
 class Store(Protocol):
@@ -22,11 +22,6 @@ class Store(Protocol):
 
     def get(self, key: str, timeout: float) -> bytes:
         """Waits for the key, at most `timeout` seconds. Raises TimeoutError when they are over."""
-
-
-def microseconds(seconds: float | None) -> int:
-    """A time for the C interface; None = its default."""
-    return 0 if seconds is None else max(1, int(seconds * 1e6)) if seconds > 0 else int(seconds * 1e6)
 
 
 def _text(value: str | None) -> bytes | None:
@@ -134,6 +129,11 @@ class Context(Object):
 
 
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def open_contexts() -> list[Context]:
+    """The contexts of this process that are not closed."""
+    return [context for context in _open_contexts if not context.closed]
 
 
 @atexit.register

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import html
 from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_uint64
+from typing import Any
 
 from heddle import _abi, _error
-from heddle._abi import MemberState, ProcessState, lib
-from heddle._context import Context, microseconds
-from heddle._object import Object
+from heddle._abi import MemberState, ProcessState, Status, lib
+from heddle._collectives import Collectives
+from heddle._context import Context
+from heddle._object import microseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ def int32s(values: Sequence[int]) -> ctypes.Array[c_int32]:
     return (c_int32 * len(values))(*values)
 
 
-class Group(Object):
+class Group(Collectives):
     """A group of the context's job; collective among its founders (not with join=True).
 
     name: identity together with capacity. rank, num_ranks: own slot and number of founders; 0 founders = all
@@ -95,23 +98,15 @@ class Group(Object):
         self.context = context
         self.name = name or "world"
         self._on_view: object = None
+        # Dropped operations that are not finished, with what they read and write.
+        self._orphans: list[tuple[ctypes.c_void_p, Any]] = []
         made = ctypes.c_void_p()
         _error.check(context.call(lib.hdl_group_create, opts, made))
         self._opened(made.value or 0)
         #: Slots of the group.
-        self.capacity = self.view().capacity
+        self.capacity: int = self.view().capacity
 
     # ------------------------------------------------------------------ state
-
-    @property
-    def rank(self) -> int:
-        """Own slot."""
-        return int(self.call(lib.hdl_group_rank))
-
-    @property
-    def size(self) -> int:
-        """Highest active slot + 1."""
-        return int(self.call(lib.hdl_group_size))
 
     @property
     def next(self) -> int:
@@ -149,6 +144,40 @@ class Group(Object):
         """Path to a peer: "self", "shm" or "fabric:<provider>"; None for a vacant slot."""
         found = self.call(lib.hdl_group_transport, rank)
         return None if found is None else str(found.decode())
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<heddle.Group {self.name!r} {self._gone}>"
+        view = self.view()
+        lost = f" lost {list(view.absent)}" if view.absent else ""
+        return f"<heddle.Group {self.name!r} rank {view.rank} of {view.size} active {list(view.active)}{lost}>"
+
+    def _repr_html_(self) -> str:
+        """The newest view as a table, for notebooks."""
+        if self.closed:
+            return html.escape(repr(self))
+        view = self.view()
+        rows = "".join(self._html_row(view, rank) for rank in range(view.capacity))
+        heads = "".join(f"<th>{head}</th>" for head in ("rank", "process", "member", "job rank", "operations", "path"))
+        title = (
+            f"group {self.name!r}: rank {view.rank}, epoch {view.epoch}, {len(view.active)} of {view.capacity} slots"
+        )
+        return f"<table><caption>{html.escape(title)}</caption><tr>{heads}</tr>{rows}</table>"
+
+    def _html_row(self, view: View, rank: int) -> str:
+        member = self.member(rank)
+        last = "" if member.last == 2**64 - 1 else member.last
+        operations = f"{member.first} to {last}" if member.rank_epoch else ""
+        name = f"<b>{rank}</b>" if rank == view.rank else str(rank)
+        cells = (
+            name,
+            "lost" if rank in view.absent else member.process.name.lower(),
+            member.member.name.lower(),
+            member.job_rank if member.job_rank >= 0 else "",
+            operations,
+            html.escape(self.transport(rank) or ""),
+        )
+        return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
     # ------------------------------------------------------------- membership
 
@@ -192,8 +221,16 @@ class Group(Object):
         """Leaves at once, from any thread: blocked and later calls raise EABORTED, the others see a lost rank."""
         _error.check(self.call(lib.hdl_group_abort))
 
+    def _sweep(self) -> None:
+        """Frees dropped operations that are finished by now."""
+        for orphan in self._orphans.copy():
+            if lib.hdl_op_test(orphan[0]) != Status.PENDING:
+                self._orphans.remove(orphan)
+                lib.hdl_op_free(orphan[0])
+
     def _interrupt(self, handle: int) -> None:
         lib.hdl_group_abort(handle)
 
     def _free(self, handle: int) -> None:
         lib.hdl_group_destroy(handle)
+        self._sweep()

@@ -19,6 +19,13 @@ _Self = TypeVar("_Self", bound="Object")
 _LEAVE_SECONDS = 5.0
 
 
+def microseconds(seconds: float | None) -> int:
+    """A time for the C interface; None = its default. A time that rounds to 0 is 1: 0 would be the default."""
+    if seconds is None:
+        return 0
+    return max(1, int(seconds * 1e6)) if seconds >= 0 else -1
+
+
 class Object:
     """A C object. Children hold their parent, parents know their children, close() takes them in order.
 
@@ -31,9 +38,11 @@ class Object:
         self._handle: int | None = None
         self._inside: set[int] = set()
         self._children: weakref.WeakSet[Object] = weakref.WeakSet()
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()
         self._parent = parent
         self._gone = "is closed"
+        #: In a child made by fork, where the parent's objects do not work.
+        self.forked = False
 
     def _opened(self, handle: int) -> None:
         self._handle = handle
@@ -51,6 +60,10 @@ class Object:
     def closed(self) -> bool:
         return self._handle is None
 
+    def children(self) -> list[Object]:
+        """What was made from it and is not closed."""
+        return [child for child in self._children if not child.closed]
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """function(handle, *arguments), during which close() in another thread waits."""
         me = threading.get_ident()
@@ -66,9 +79,9 @@ class Object:
             handle = self._handle
             if handle is None:
                 return
+            self._handle = None
             for child in list(self._children):
                 child.close()
-            self._handle = None
             if self._others_inside():
                 self._interrupt(handle)
                 deadline = time.monotonic() + _LEAVE_SECONDS
@@ -82,8 +95,9 @@ class Object:
         """In a forked child: nothing of it works, nothing of it is freed."""
         for child in list(self._children):
             child._forget()
-        self._closing = threading.Lock()  # a thread that is not here may hold the old one
+        self._closing = threading.RLock()  # a thread that is not here may hold the old one
         self._handle = None
+        self.forked = True
         self._gone = "belongs to the parent process: a forked child makes its own context, or execs"
 
     def _others_inside(self) -> bool:

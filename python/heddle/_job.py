@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The short way in, and what is known of the process as a whole."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import Any
+
+from heddle import _error
+from heddle._abi import lib
+from heddle._context import Context, open_contexts
+from heddle._group import Group
+
+
+class _World(Group):
+    """A group that owns its context."""
+
+    def _free(self, handle: int) -> None:
+        super()._free(handle)
+        self.context.close()
+
+
+def init(**options: Any) -> Group:
+    """Joins the job that the environment describes (torchrun, `heddle run`, mpirun, srun; else alone).
+
+    Returns the group of all its ranks, whose close() leaves the job. options: those of heddle.Context.
+    """
+    return _World(Context(**options))
+
+
+def stats() -> dict[str, dict[str, int]]:
+    """Counters of every open group of this process, by its name."""
+    groups = [child for context in open_contexts() for child in context.children() if isinstance(child, Group)]
+    return {group.name: group.stats() for group in groups}
+
+
+def info() -> dict[str, Any]:
+    """What this build and machine can do: transports, provider, devices, topology, algorithms, knobs."""
+    length = ctypes.c_size_t(0)
+    lib.hdl_info(None, length)
+    text = ctypes.create_string_buffer(length.value)
+    _error.check(lib.hdl_info(text, length))
+    found: dict[str, Any] = json.loads(text.value)
+    return found

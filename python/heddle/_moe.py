@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange of token rows with the ranks that hold their experts."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from heddle import _abi, _error
+from heddle._abi import DType, MoeFormat, MoeLayout, MoeWire, Status, lib
+from heddle._data import data_of
+from heddle._group import int32s
+from heddle._object import Object, microseconds
+
+# A caller whose arrays have no such type gives the bits.
+_BITS = {DType.BF16: DType.U16, DType.F16: DType.U16, DType.F8E4M3: DType.U8}
+_PLAIN_NUMPY = {DType.BF16: "uint16", DType.F8E4M3: "uint8"}
+
+Allocate = Callable[[tuple[int, ...], DType], Any]
+
+
+def numpy_array(shape: tuple[int, ...], dtype: DType) -> Any:
+    """Uninitialised numpy array; bfloat16 and fp8, which numpy lacks, as bits."""
+    import numpy
+
+    names = {DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.F32: "float32", DType.F16: "float16"}
+    return numpy.empty(shape, dtype=_PLAIN_NUMPY.get(dtype) or names[dtype])
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeSizes:
+    """What an exchange needs and how large its outputs are; the fields of struct hdl_moe_sizes."""
+
+    arena_bytes: int
+    combine_buffer_bytes: int
+    combine_buffer_elements: int
+    out_rows: int
+    index_entries: int
+    row_elements: int
+    row_bytes: int
+    scale_bytes: int
+
+
+@dataclasses.dataclass
+class Received:
+    """Where dispatch delivers; the fields of struct hdl_moe_received, each an array or None.
+
+    rows [out_rows, H], scales [out_rows, ceil(H/128)], counts [L], offsets [L+1], row_numbers, source_token
+    [out_rows], ranges [L, S] (begin << 32 | count), local_ids and weights [out_rows, k], source_counts [S].
+    num_rows and num_pairs are filled by dispatch. Only rows that exist are written.
+    """
+
+    rows: Any
+    scales: Any = None
+    counts: Any = None
+    offsets: Any = None
+    row_numbers: Any = None
+    source_token: Any = None
+    ranges: Any = None
+    local_ids: Any = None
+    weights: Any = None
+    source_counts: Any = None
+    num_rows: int = 0
+    num_pairs: int = 0
+
+
+class Step:
+    """One step, from its dispatch to its combine; good for one combine."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.struct = _abi.MoeHandle()
+        self.num_tokens = num_tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeOptions:
+    """Options of an exchange, equal on all ranks; the fields of struct hdl_moe_opts."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    max_tokens: int
+    dtype: DType = DType.BF16
+    format: MoeFormat = MoeFormat.PLAIN
+    combine_dtype: DType | None = None
+    combine_wire: MoeWire = MoeWire.ROW
+    layout: MoeLayout = MoeLayout.EXPERT_3D
+    align: int = 0
+    zero_padding: bool = False
+    exact: bool = False
+    late_weights: bool = False
+    lanes: int = 0
+    dp_size: int = 1
+    expert_counts: Sequence[int] | None = None
+    expert_ids: Sequence[int] | None = None
+    timeout: float | None = None
+
+    def struct(self) -> _abi.MoeOpts:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        timeout = fields.pop("timeout")
+        fields["combine_dtype"] = self.combine_dtype or 0
+        for name in ("expert_counts", "expert_ids"):
+            fields[name] = None if fields[name] is None else int32s(fields[name])
+        return _abi.MoeOpts(**fields, timeout_us=microseconds(timeout))
+
+    def sizes(self, num_ranks: int) -> MoeSizes:
+        """Exact sizes for a group of `num_ranks` slots; allocates nothing. EINVAL as for creation."""
+        found = _abi.MoeSizes()
+        _error.check(lib.hdl_moe_size_hint(self.struct(), num_ranks, found))
+        return MoeSizes(**{field.name: getattr(found, field.name) for field in dataclasses.fields(MoeSizes)})
+
+    def result_dtype(self) -> DType:
+        """Type of expert outputs and of sums."""
+        return self.combine_dtype or (DType.BF16 if self.dtype == DType.F8E4M3 else self.dtype)
+
+
+class Moe(Object):
+    """An exchange of the group: dispatch, the caller's experts, combine. Collective; all ranks give the same options.
+
+    options: those of heddle.MoeOptions, by name. Rows are arrays of `dtype`; where numpy has no such type
+    (bfloat16, fp8), arrays of uint16 or uint8 with the bits. Every rank takes part in every step, also
+    without tokens. Threads may share an exchange; their calls follow one another.
+
+    Calls that meet a lost or late rank raise IncompleteError, unless the caller gives `active` (int32 [R], 1 =
+    take part): then the entry is set to 0 and the call returns Status.INCOMPLETE. timeout: seconds to wait for
+    a source (None: only a lost rank ends the wait).
+
+    Raises heddle.Error: ECONFIG if options differ (naming field, values, ranks), EINVAL for a value out of range.
+    """
+
+    _what = "exchange"
+
+    def __init__(self, group: Object, num_experts: int, top_k: int, hidden: int, max_tokens: int, **options: Any):
+        super().__init__(group)
+        #: The options.
+        self.options = MoeOptions(num_experts, top_k, hidden, max_tokens, **options)
+        self._one = threading.Lock()
+        made = ctypes.c_void_p()
+        _error.check(group.call(lib.hdl_moe_create, self.options.struct(), made))
+        self._opened(made.value or 0)
+        view = _abi.View()
+        _error.check(group.call(lib.hdl_group_view, view))
+        #: Slots of the group (R), and ranks that give rows of their own (S).
+        self.num_ranks: int = view.capacity
+        self.num_sources = self.num_ranks // self.options.dp_size
+        self.sizes = self.options.sizes(self.num_ranks)
+
+    @property
+    def local_experts(self) -> int:
+        """L, experts of this rank."""
+        return int(self.call(lib.hdl_moe_local_experts))
+
+    def new_received(self, allocate: Allocate = numpy_array) -> Received:
+        """Arrays for dispatch: all that the layout and the format have."""
+        o, local, rows = self.options, self.local_experts, self.sizes.out_rows
+        indexed = o.layout in (MoeLayout.RANK_MAJOR, MoeLayout.INDEXED)
+        row_dtype = DType.F8E4M3 if o.format != MoeFormat.PLAIN else o.dtype
+        if o.layout == MoeLayout.EXPERT_3D:
+            shape: tuple[int, ...] = (local, self.num_sources * o.max_tokens)
+        else:
+            shape = (rows,)
+        received = Received(allocate((*shape, o.hidden), row_dtype))
+        if self.sizes.scale_bytes and o.format == MoeFormat.FP8_UE8M0:
+            received.scales = allocate((*shape, self.sizes.scale_bytes), DType.U8)
+        elif self.sizes.scale_bytes:
+            received.scales = allocate((*shape, self.sizes.scale_bytes // 4), DType.F32)
+        received.counts = allocate((local,), DType.I32)
+        received.source_token = allocate(shape, DType.I32)
+        received.ranges = allocate((local, self.num_sources), DType.I64)
+        received.source_counts = allocate((self.num_sources,), DType.I32)
+        if o.layout in (MoeLayout.EXPERT_FLAT, MoeLayout.INDEXED):
+            received.offsets = allocate((local + 1,), DType.I64)
+        if o.layout == MoeLayout.INDEXED:
+            received.row_numbers = allocate((self.sizes.index_entries,), DType.I64)
+        if indexed:
+            received.local_ids = allocate((rows, o.top_k), DType.I32)
+            received.weights = allocate((rows, o.top_k), DType.F32)
+        return received
+
+    # ------------------------------------------------------------------- dispatch
+
+    def dispatch(
+        self,
+        rows: Any,
+        topk_ids: Any,
+        received: Received,
+        weights: Any = None,
+        scales: Any = None,
+        active: Any = None,
+        timeout: float | None = None,
+    ) -> tuple[Step, Status]:
+        """rows [T, H], topk_ids [T, k] (int32 or int64, -1 = nothing), weights f32 [T, k] -> received.
+
+        scales: [T, ceil(H/128)] f32 (uint8 for UE8M0) of rows that are fp8 already. Raises InvalidError for an id
+        or a T out of range (naming values), heddle.Error with EPEER if another rank's arguments were refused.
+        """
+        tokens, step = self._tokens(rows, topk_ids, weights, scales)
+        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, step)
+
+    def dispatch_send(
+        self, rows: Any, topk_ids: Any, weights: Any = None, scales: Any = None, active: Any = None
+    ) -> tuple[Step, Status]:
+        """First half of dispatch: waits for nobody; the arrays may be reused when it returns."""
+        tokens, step = self._tokens(rows, topk_ids, weights, scales)
+        status = self._finish(lib.hdl_moe_dispatch_send, active, None, (tokens,), (step.struct,))
+        return step, status
+
+    def dispatch_recv(self, step: Step, received: Received, active: Any = None, timeout: float | None = None) -> Status:
+        """Second half of dispatch."""
+        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, None)
+
+    def _tokens(self, rows: Any, topk_ids: Any, weights: Any, scales: Any) -> tuple[_abi.MoeTokens, Step]:
+        ids = data_of(topk_ids)
+        if ids.dtype not in (DType.I32, DType.I64):
+            raise TypeError(f"topk_ids is {ids.dtype.name}, int32 or int64 is needed")
+        if len(ids.shape) != 2 or ids.shape[1] != self.options.top_k:
+            raise ValueError(f"topk_ids has shape {ids.shape}, [tokens, {self.options.top_k}] is needed")
+        count = ids.shape[0]
+        tokens = _abi.MoeTokens(
+            rows=self._address(rows, self.options.dtype, count * self.options.hidden, "rows") if count else None,
+            topk_ids=ids.address if count else None,
+            weights=None if weights is None else self._address(weights, DType.F32, ids.count, "weights"),
+            num_tokens=count,
+            ids_are_64=ids.dtype == DType.I64,
+        )
+        if scales is not None:
+            tokens.scales = data_of(scales).address
+        return tokens, Step(count)
+
+    @staticmethod
+    def _address(array: Any, dtype: DType, count: int, what: str, write: bool = False) -> int:
+        data = data_of(array, write)
+        if data.dtype not in (dtype, _BITS.get(dtype)):
+            raise TypeError(f"{what} is {data.dtype.name}, {dtype.name} is needed")
+        if data.count != count:
+            raise ValueError(f"{what} of shape {data.shape} has {data.count} elements, {count} are needed")
+        return data.address
+
+    def _take(
+        self,
+        function: Callable[..., int],
+        active: Any,
+        timeout: float | None,
+        before: tuple[Any, ...],
+        received: Received,
+        step: Step | None,
+    ) -> Status:
+        struct = _abi.MoeReceived()
+        for field in dataclasses.fields(Received)[:-2]:
+            array = getattr(received, field.name)
+            if array is not None:
+                setattr(struct, field.name, data_of(array, write=True).address)
+        after = () if step is None else (step.struct,)
+        try:
+            return self._finish(function, active, timeout, (*before, struct), after)
+        finally:
+            received.num_rows, received.num_pairs = struct.num_rows, struct.num_pairs
+
+    def _finish(
+        self,
+        function: Callable[..., int],
+        active: Any,
+        timeout: float | None,
+        before: tuple[Any, ...],
+        after: tuple[Any, ...] = (),
+    ) -> Status:
+        call = _abi.MoeCall(timeout_us=microseconds(timeout))
+        if active is not None:
+            call.active = self._address(active, DType.I32, self.num_ranks, "active", write=True)
+        with self._one:
+            status = self.call(function, *before, call, *after)
+        if status < 0 or (status == Status.INCOMPLETE and active is None):
+            raise _error.last(status)
+        return Status(status)
+
+    # -------------------------------------------------------------------- combine
+
+    def combine(
+        self,
+        step: Step,
+        rows: Any,
+        out: Any,
+        weights: Any = None,
+        bias: Sequence[Any] = (),
+        accumulate: bool = False,
+        missing: Any = None,
+        active: Any = None,
+        timeout: float | None = None,
+    ) -> Status:
+        """Sums weight * expert output for every own token into out [T, H].
+
+        rows: expert outputs in the place of the rows that dispatch delivered, or what next_combine_buffer() gave.
+        weights: if dispatch got none. bias: up to two [T, H], added in order. accumulate: adds what `out` holds.
+        missing: uint8 [T], set to 1 where a contribution is missing.
+        """
+        outputs = self._outputs(rows, weights, step)
+        result = self._result(out, bias, accumulate, missing, step)
+        return self._finish(lib.hdl_moe_combine, active, timeout, (step.struct, outputs, result))
+
+    def combine_send(self, step: Step, rows: Any, weights: Any = None, active: Any = None) -> Status:
+        """First half of combine: waits for nobody; the arrays may be reused when it returns."""
+        outputs = self._outputs(rows, weights, step)
+        return self._finish(lib.hdl_moe_combine_send, active, None, (step.struct, outputs))
+
+    def combine_recv(
+        self,
+        step: Step,
+        out: Any,
+        bias: Sequence[Any] = (),
+        accumulate: bool = False,
+        missing: Any = None,
+        active: Any = None,
+        timeout: float | None = None,
+    ) -> Status:
+        """Second half of combine."""
+        result = self._result(out, bias, accumulate, missing, step)
+        return self._finish(lib.hdl_moe_combine_recv, active, timeout, (step.struct, result))
+
+    def _outputs(self, rows: Any, weights: Any, step: Step) -> _abi.MoeOutputs:
+        outputs = _abi.MoeOutputs(rows=data_of(rows).address)
+        if weights is not None:
+            outputs.weights = self._address(weights, DType.F32, step.num_tokens * self.options.top_k, "weights")
+        return outputs
+
+    def _result(self, out: Any, bias: Sequence[Any], accumulate: bool, missing: Any, step: Step) -> _abi.MoeResult:
+        count, dtype = step.num_tokens * self.options.hidden, self.options.result_dtype()
+        if len(bias) > 2:
+            raise ValueError(f"{len(bias)} biases, at most 2 are taken")
+        result = _abi.MoeResult(rows=self._address(out, dtype, count, "out", write=True), accumulate=accumulate)
+        for i, array in enumerate(bias):
+            result.bias[i] = self._address(array, dtype, count, "bias")
+        if missing is not None:
+            result.missing = self._address(missing, DType.U8, step.num_tokens, "missing", write=True)
+        return result
+
+    def next_combine_buffer(self, step: Step) -> memoryview:
+        """Registered memory shaped like the input of combine, as bytes: combine reads it in place.
+
+        From dispatch_send to the end of that step's combine; do not use it after update() or close().
+        """
+        address = ctypes.c_void_p()
+        _error.check(self.call(lib.hdl_moe_next_combine_buffer, step.struct, address))
+        memory: Any = (ctypes.c_char * self.sizes.combine_buffer_bytes).from_address(address.value or 0)
+        memory._exchange = self
+        return memoryview(memory).cast("B")
+
+    # -------------------------------------------------------------------- changes
+
+    def update(self, expert_counts: Sequence[int] | None = None, expert_ids: Sequence[int] | None = None) -> None:
+        """Links all members anew after a change of membership, with another map of experts if given.
+
+        Collective; a new member creates a Moe at that place. Older steps are ESTALE.
+        """
+        counts = None if expert_counts is None else int32s(expert_counts)
+        ids = None if expert_ids is None else int32s(expert_ids)
+        with self._one:
+            _error.check(self.call(lib.hdl_moe_update, counts, ids))
+        if expert_counts is not None:
+            self.options = dataclasses.replace(self.options, expert_counts=expert_counts, expert_ids=expert_ids)
+            self.sizes = self.options.sizes(self.num_ranks)
+
+    def status(self) -> dict[str, Any]:
+        """Counters since creation and the last failure, by the names of struct hdl_moe_state; arrays as lists."""
+        expert_rows = (ctypes.c_uint64 * max(1, self.local_experts))()
+        per_rank = {name: (ctypes.c_uint64 * self.num_ranks)() for name in ("wait_ns", "bytes_sent", "bytes_received")}
+        addresses = {name: ctypes.addressof(array) for name, array in per_rank.items()}
+        state = _abi.MoeState(expert_rows=ctypes.addressof(expert_rows), **addresses)
+        _error.check(self.call(lib.hdl_moe_status, state))
+        found = {name: getattr(state, name) for name, _ in _abi.MoeState._fields_[1:10]}  # type: ignore[misc]
+        found["last_error"] = Status(state.last_error)
+        found["expert_rows"] = list(expert_rows)[: self.local_experts]
+        return found | {name: list(array) for name, array in per_rank.items()}
+
+    def _free(self, handle: int) -> None:
+        lib.hdl_moe_destroy(handle)
