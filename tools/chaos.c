@@ -149,6 +149,9 @@ static bool wait_for(struct chaos *chaos, const char *what,
 {
     if (crew_until(&chaos->crew, test, chaos, timeout_ns))
         return true;
+    for (int i = 0; i < chaos->crew.opts.ranks; i++)
+        crew_command(&chaos->crew, i, "dump");
+    (void)crew_until(&chaos->crew, NULL, NULL, 300 * BASE_NS_PER_MS);
     crew_problem(&chaos->crew, "%s did not come about in %lld ms", what,
                  (long long)(timeout_ns / BASE_NS_PER_MS));
     return false;

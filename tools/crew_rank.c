@@ -350,6 +350,8 @@ static void *obey(void *argument)
             status = hdl_group_evict(self.group, &rank, 1, 5000000);
         else if (sscanf(line, "admit %d", &rank) == 1)
             status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
+        else if (strcmp(line, "dump") == 0)
+            status = hdl_context_dump(self.context, STDERR_FILENO);
         else if (strcmp(line, "exit") == 0)
             _exit(0);
         else if (strcmp(line, "stop") == 0)

@@ -147,10 +147,12 @@ static size_t dump_lines(char *text, size_t room, struct hdl_group *group)
             break;
         n += (size_t)snprintf(
             text + n, room - n,
-            "  op %llu %s: open, chunk %llu of %llu, missing ranks %s\n",
+            "  op %llu %s: open, chunk %llu (published %llu, pieces %llu) of %llu, "
+            "missing ranks %s\n",
             (unsigned long long)op->number,
             group_desc_format(&op->desc, desc, sizeof(desc)),
-            (unsigned long long)op->pulled, (unsigned long long)op->num_chunks,
+            (unsigned long long)op->pulled, (unsigned long long)op->published,
+            (unsigned long long)op->pieces, (unsigned long long)op->num_chunks,
             group_missing_format(op, ranks, sizeof(ranks)));
     }
     return n < room ? n : room;

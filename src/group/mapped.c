@@ -281,7 +281,7 @@ bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
 }
 
 /* Before pieces are used the descriptors must have been compared, and everybody must have
- * started under the same view. */
+ * started under the same view, none in the last operations before its removal. */
 static bool verify(struct hdl_op *op)
 {
     uint32_t rank = 0;
@@ -291,7 +291,7 @@ static bool verify(struct hdl_op *op)
         return false;
     op->verified = true;
     op->use_pieces = !op->direct && !op->mismatch &&
-                     group_view_present(op->group->seen, op->group->rank);
+                     GROUP_X(op->number, 0) >= op->group->seen->steady_from;
     return true;
 }
 

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -64,19 +65,20 @@ static void test_stopped_while_reading(void **state)
     harness_close(&harness);
 }
 
-/* Rank 1 of the view, with another interval. */
-static void commit(uint64_t first, uint64_t last)
+/* To all: another interval of a rank. */
+static void commit(uint32_t rank, uint64_t first, uint64_t last)
 {
     struct ctl_view *view = ctl_view_new(&harness.env, harness.capacity, 0);
     CHECK(view);
     for (uint32_t r = 0; r < harness.capacity; r++)
         view->slots[r] = harness.view->slots[r];
-    view->slots[1].first = first;
-    view->slots[1].last = last;
-    view->slots[1].active = last == CTL_X_FOREVER;
+    view->slots[rank].first = first;
+    view->slots[rank].last = last;
+    view->slots[rank].active = last == CTL_X_FOREVER;
     view->epoch = ++harness.epoch;
     ctl_view_count(view);
-    group_commit(harness.ranks[0].group, view);
+    for (uint32_t r = 0; r < harness.num_ranks; r++)
+        group_commit(harness.ranks[r].group, view);
     ctl_view_unref(view);
 }
 
@@ -88,13 +90,44 @@ static void test_removed_and_back(void **state)
     struct hdl_group *group = harness.ranks[0].group;
     for (uint64_t n = 10; n < 30; n += 10) {
         const struct group_view *view;
-        commit(0, GROUP_X_END(n));
+        commit(1, 0, GROUP_X_END(n));
         view = atomic_load(&group->view);
         CHECK(!group_reads_no_more(group, view, 1));
         group_closed(group, 1, view->ctl->slots[1].rank_epoch);
         CHECK(group_reads_no_more(group, view, 1));
-        commit(GROUP_X(n + 1, 0), CTL_X_FOREVER);
+        commit(1, GROUP_X(n + 1, 0), CTL_X_FOREVER);
         CHECK(!group_reads_no_more(group, atomic_load(&group->view), 1));
+    }
+    harness_close(&harness);
+}
+
+/* All ranks begin an operation under the view that makes it the last of one of them. */
+static void test_last_operation(void **state)
+{
+    (void)state;
+    enum { COUNT = 3000 };
+    static int32_t in[COUNT], out[3][COUNT];
+    struct hdl_op *op[3];
+    setenv("HEDDLE_TEST_PIECES", "1", 1);
+    harness_open(&harness, 3, 3, SLOTS, 4096);
+    unsetenv("HEDDLE_TEST_PIECES");
+    for (size_t i = 0; i < COUNT; i++)
+        in[i] = (int32_t)i;
+    for (uint32_t r = 0; r < 3; r++) {
+        struct ctl_open_op open[CTL_OPEN_MAX];
+        struct ctl_answer answer = {.open = open};
+        group_freeze(harness.ranks[r].group, &(struct ctl_prepare){.ballot = 2}, &answer);
+        CHECK(hdl_allreduce(harness.ranks[r].group, in, out[r], COUNT, HDL_I32, HDL_SUM,
+                            NULL, &op[r]) == HDL_OK);
+    }
+    commit(1, 0, GROUP_X_END(1));
+    for (int rounds = 0; rounds < 100; rounds++)
+        for (uint32_t r = 0; r < 3; r++)
+            CHECK(hdl_op_test(op[r]) >= HDL_OK);
+    for (uint32_t r = 0; r < 3; r++) {
+        CHECK(hdl_op_test(op[r]) == HDL_OK);
+        CHECK(out[r][COUNT - 1] == 3 * (COUNT - 1));
+        hdl_op_free(op[r]);
     }
     harness_close(&harness);
 }
@@ -104,6 +137,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_while_reading),
         cmocka_unit_test(test_removed_and_back),
+        cmocka_unit_test(test_last_operation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
