@@ -197,20 +197,33 @@ class Moe(Object):
         scales: [T, ceil(H/128)] f32 (uint8 for UE8M0) of rows that are fp8 already. Raises InvalidError for an id
         or a T out of range (naming values), heddle.Error with EPEER if another rank's arguments were refused.
         """
-        tokens, step = self._tokens(rows, topk_ids, weights, scales)
+        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales)
         return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, step)
 
     def dispatch_send(
         self, rows: Any, topk_ids: Any, weights: Any = None, scales: Any = None, active: Any = None
     ) -> tuple[Step, Status]:
         """First half of dispatch: waits for nobody; the arrays may be reused when it returns."""
-        tokens, step = self._tokens(rows, topk_ids, weights, scales)
+        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales)
         status = self._finish(lib.hdl_moe_dispatch_send, active, None, (tokens,), (step.struct,))
         return step, status
 
     def dispatch_recv(self, step: Step, received: Received, active: Any = None, timeout: float | None = None) -> Status:
         """Second half of dispatch."""
         return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, None)
+
+    def refuse(self) -> None:
+        """A dispatch whose arguments are bad: this step is over on all ranks, the others get EPEER."""
+        tokens = _abi.MoeTokens(num_tokens=self.options.max_tokens + 1)
+        with self._one:
+            self.call(lib.hdl_moe_dispatch_send, tokens, None, _abi.MoeHandle())
+
+    def _checked_tokens(self, *arrays: Any) -> tuple[_abi.MoeTokens, Step]:
+        try:
+            return self._tokens(*arrays)
+        except (TypeError, ValueError):
+            self.refuse()
+            raise
 
     def _tokens(self, rows: Any, topk_ids: Any, weights: Any, scales: Any) -> tuple[_abi.MoeTokens, Step]:
         ids = data_of(topk_ids)

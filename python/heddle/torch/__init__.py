@@ -12,6 +12,7 @@ import torch.distributed as dist
 from heddle import _abi
 from heddle._abi import lib
 from heddle.torch import _group
+from heddle.torch._buffer import Buffer, EventOverlap
 from heddle.torch._group import ProcessGroup
 from heddle.torch._job import Job
 from heddle.torch._members import (
@@ -45,6 +46,8 @@ from heddle.torch._options import (
 from heddle.torch._work import Work
 
 __all__ = [
+    "Buffer",
+    "EventOverlap",
     "MooncakeBackendOptions",
     "ProcessGroup",
     "ProposalStatus",

@@ -173,6 +173,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._prune_at = 64
         self._lagging = False
         self.pending: dict[Pending, None] = {}
+        self.before_end: list[Callable[[], None]] = []  # what is made of the group ends before it
         self._done = Finished(self, "done", [])  # stands for every call that went well while torch waited
         self.options = options or MooncakeBackendOptions.from_environment()
         self.capacity = self.options.capacity(size)
@@ -814,6 +815,8 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         handle = self._handle
         if handle is None:
             return
+        for end in self.before_end:
+            end()
         self._declared = self.size()
         deadline = time.monotonic() + 2
         for work in list(self.pending):

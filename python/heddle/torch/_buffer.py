@@ -1,0 +1,524 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The low-latency Buffer: dispatch and combine of a mixture-of-experts layer on tensors, over any process group."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from heddle import _error
+from heddle._abi import MoeFormat, Status
+from heddle._context import Context
+from heddle._group import Group
+from heddle._moe import Moe, MoeOptions, Received, Step
+from heddle._object import Object
+from heddle.torch._group import ProcessGroup
+
+log = logging.getLogger("heddle.torch")
+
+_HINT_TOP_K = 64
+
+
+class EventOverlap:
+    """What an unfinished call would leave on a stream. On the CPU a call is finished when it returns."""
+
+    def __init__(self, event: Any = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
+        self.event = event
+        self.extra_tensors = extra_tensors
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait for the event, if there is one."""
+        if self.event is not None:
+            self.event.current_stream_wait()
+
+    def __enter__(self) -> EventOverlap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.current_stream_wait()
+
+
+class Handle(tuple[Any, ...]):
+    """From a dispatch to its combine; good for one.
+
+    (source_token [L, R*M] int32, ranges [L, R] int64 = begin << 32 | count, M, H, E).
+    missing: after combine, uint8 [T], 1 where a contribution is missing.
+    """
+
+    exchange: _Exchange
+    update: int
+    step: Step
+    weights: torch.Tensor | None
+    topk_shape: tuple[int, ...]
+    missing: torch.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """What an exchange is made for."""
+
+    max_tokens: int
+    hidden: int
+    num_experts: int
+    top_k: int
+    use_fp8: bool
+
+    def options(self) -> MoeOptions:
+        return MoeOptions(
+            self.num_experts,
+            self.top_k,
+            self.hidden,
+            self.max_tokens,
+            format=MoeFormat.FP8 if self.use_fp8 else MoeFormat.PLAIN,
+            late_weights=True,
+        )
+
+
+class _Exchange:
+    """One exchange, and the number of the buffer's update that it has seen."""
+
+    def __init__(self, shape: _Shape, moe: Moe, update: int) -> None:
+        self.shape = shape
+        self.moe = moe
+        self.update = update
+
+
+class _Adopted(Object):
+    """The C group of a process group, which frees it."""
+
+    _what = "process group"
+
+    def __init__(self, group: ProcessGroup) -> None:
+        super().__init__(None)
+        self._opened(group.handle().value or 0)
+        # Exchanges end before the group that they are made of.
+        group.before_end.append(_closer(self))
+
+    def _free(self, handle: int) -> None:
+        pass
+
+
+def _closer(adopted: Object) -> Callable[[], None]:
+    held = weakref.ref(adopted)
+
+    def close() -> None:
+        found = held()
+        if found is not None:
+            found.close()
+
+    return close
+
+
+class _Meeting:
+    """A process group as a store: rank 0's one record goes to all others by a broadcast."""
+
+    def __init__(self, group: Any, rank: int) -> None:
+        self._group = group
+        self._told = False
+        self._record: bytes | None = None
+        if rank != 0:
+            self._record = self._broadcast(None)
+
+    def _broadcast(self, record: bytes | None) -> bytes | None:
+        box = [record]
+        dist.broadcast_object_list(box, src=dist.get_global_rank(self._group, 0), group=self._group)
+        return box[0]
+
+    def put(self, _key: str, record: bytes) -> None:
+        if not self._told:
+            self._told = True
+            self._broadcast(record)
+
+    def get(self, _key: str, timeout: float) -> bytes:
+        if self._record is None:
+            raise RuntimeError("rank 0 of the process group could not begin")
+        return self._record
+
+    def give_up(self) -> None:
+        """Of rank 0 when it failed before it could tell."""
+        self.put("", b"")
+
+
+def _job_over(group: Any, disable_p2p: bool) -> Group:
+    """A group of our own with the ranks of a foreign process group; it owns its context."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    meeting = _Meeting(group, rank)
+    try:
+        context = Context(rank, size, store=meeting, transport="fabric" if disable_p2p else None)
+    except BaseException:
+        if rank == 0:
+            meeting.give_up()
+        raise
+    return Group(context)
+
+
+class Buffer:
+    """Dispatch and combine over a torch process group: heddle's, or any other whose ranks can reach each other.
+
+    Collective. num_ep_buffer_bytes: shared memory that the exchanges may take on a rank, 0 = what they need; see
+    get_ep_buffer_size_hint(). disable_p2p: no shared memory, also on one host (with a foreign process group).
+    Attributes: rank, group_size (R), group, backend, num_ep_buffer_bytes, _use_fallback.
+
+    Raises heddle.Error as heddle.Moe does; NotImplementedError for CUDA tensors.
+    """
+
+    def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False) -> None:
+        self.group = group
+        self.rank: int = dist.get_rank(group)
+        self.group_size: int = dist.get_world_size(group)
+        self.num_ep_buffer_bytes = num_ep_buffer_bytes
+        #: The host path. On CPU tensors there is no other.
+        self._use_fallback = True
+        self.backend: Any = dist.get_backend(group)
+        self._exchanges: dict[_Shape, _Exchange] = {}
+        self._last: _Exchange | None = None
+        self._updates = 0
+        self._job: Object = _Adopted(group) if isinstance(group, ProcessGroup) else _job_over(group, disable_p2p)
+        self._slots = group.capacity if isinstance(group, ProcessGroup) else self.group_size
+
+    @staticmethod
+    def get_ep_buffer_size_hint(
+        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+    ) -> int:
+        """Bytes of shared memory on each rank for k up to 64 (or E) and two steps at once."""
+        top_k = min(_HINT_TOP_K, num_experts)
+        shapes = [
+            _Shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, top_k, use_fp8) for use_fp8 in (False, True)
+        ]
+        return max(shape.options().sizes(num_ranks).arena_bytes for shape in shapes)
+
+    def connect(self, is_update: bool = False) -> None:
+        """Links with the other ranks; done by the constructor and, for is_update, by update_ep_member()."""
+        if is_update:
+            self.update_ep_member()
+
+    def update_ep_member(self) -> None:
+        """After a change of membership: R is group.size() again, and the next dispatch links all members anew.
+
+        Collective; new members make a Buffer at that place. Earlier handles are then ESTALE.
+        """
+        self.group_size = dist.get_world_size(self.group)
+        self._updates += 1
+
+    def close(self) -> None:
+        """Ends the exchanges; tensors of get_next_combine_buffer() are gone."""
+        self._exchanges.clear()
+        self._last = None
+        context = getattr(self._job, "context", None)
+        self._job.close()
+        if context is not None:
+            context.close()
+
+    # ------------------------------------------------------------------ exchanges
+
+    def _map(self, num_experts: int) -> list[int] | None:
+        """E/R experts each on the first R slots; None where that is all slots."""
+        if num_experts % self.group_size:
+            raise ValueError(f"{num_experts} experts are not divisible among {self.group_size} ranks")
+        if self.group_size == self._slots:
+            return None
+        each = num_experts // self.group_size
+        return [each if slot < self.group_size else 0 for slot in range(self._slots)]
+
+    def _exchange(self, shape: _Shape) -> Moe:
+        """The exchange for a shape: found, linked anew, or made (the latter two collectively)."""
+        found = self._exchanges.get(shape)
+        if found is not None and found.update == self._updates:
+            return found.moe
+        counts = self._map(shape.num_experts)
+        ids = None if counts is None else list(range(shape.num_experts))
+        if found is not None:
+            found.moe.update(counts or self._even(shape.num_experts), ids or list(range(shape.num_experts)))
+            found.update = self._updates
+            return found.moe
+        options = dataclasses.replace(shape.options(), expert_counts=counts, expert_ids=ids)
+        needed = options.sizes(self._slots).arena_bytes
+        used = sum(exchange.moe.sizes.arena_bytes for exchange in self._exchanges.values())
+        if self.num_ep_buffer_bytes and used + needed > self.num_ep_buffer_bytes:
+            raise ValueError(
+                f"dispatch of M {shape.max_tokens} H {shape.hidden} E {shape.num_experts} k {shape.top_k} needs "
+                f"{used + needed} bytes ({used} of them in use), num_ep_buffer_bytes is {self.num_ep_buffer_bytes}"
+            )
+        fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+        made = _Exchange(shape, Moe(self._job, **fields), self._updates)
+        self._exchanges[shape] = made
+        return made.moe
+
+    def _even(self, num_experts: int) -> list[int]:
+        return [num_experts // self._slots] * self._slots
+
+    def _mask(self, active_ranks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(mask of all slots for the C call, the caller's tensor to update or None)."""
+        if active_ranks is None:
+            if isinstance(self.group, ProcessGroup):
+                return self.group.active_ranks[: self._slots].to("cpu", torch.int32, copy=True), None
+            return torch.ones(self._slots, dtype=torch.int32), None
+        _on_cpu(active_ranks, "active_ranks")
+        length = active_ranks.numel()
+        if active_ranks.dtype != torch.int32 or length not in (self.group_size, self._slots):
+            raise ValueError(
+                f"active_ranks is {active_ranks.dtype} of length {length}, int32 of length {self.group_size} is needed"
+            )
+        if length == self._slots and active_ranks.is_contiguous():
+            return active_ranks, None
+        mask = torch.zeros(self._slots, dtype=torch.int32)
+        mask[:length] = active_ranks
+        return mask, active_ranks
+
+    def _masked(self, active_ranks: torch.Tensor | None, call: Callable[[torch.Tensor], Any]) -> Any:
+        """A call with a mask; ranks that did not come are cleared in the caller's."""
+        mask, target = self._mask(active_ranks)
+        result = call(mask)
+        if target is not None:
+            target.copy_(mask[: target.numel()])
+        status = result[1] if isinstance(result, tuple) else result
+        if status == Status.INCOMPLETE and active_ranks is None:
+            log.warning("buffer rank %d: ranks did not come or are lost; active_ranks says which if given", self.rank)
+        return result
+
+    # ------------------------------------------------------------------- dispatch
+
+    def dispatch(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        active_ranks: torch.Tensor | None,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        timeout_us: int = -1,
+        use_fp8: bool | None = None,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        topk_weights: torch.Tensor | None = None,
+    ) -> tuple[Any, torch.Tensor, Handle, EventOverlap, Callable[[], None]]:
+        """Brings rows to the ranks of their experts.
+
+        x bf16 [T, H]; topk_idx int64 or int32 [T, k], -1 = nothing; active_ranks int32 [R] (None = the group's): a
+        source that has not come after timeout_us (-1: no limit) or is lost is set to 0 in it; topk_weights f32 [T, k]:
+        if they are given, contributions come back weighted and summed. Returns recv_x [L, R*M, H] bf16, or
+        float8_e4m3fn with scales f32 [L, R*M, ceil(H/128)] (use_fp8, default), recv_count int32 [L], handle, event,
+        hook. With return_recv_hook nothing is waited for until hook() is called.
+
+        Raises ValueError (shapes, E not divisible by R, more than num_ep_buffer_bytes), InvalidError for an id or a T
+        out of range, heddle.Error with EPEER if another rank's arguments were refused.
+        """
+        try:
+            self._check(x, topk_idx, topk_weights, async_finish, return_recv_hook)
+            use_fp8 = use_fp8 is not False
+            shape = _Shape(num_max_dispatch_tokens_per_rank, x.size(1), num_experts, topk_idx.size(1), use_fp8)
+            self._mask(active_ranks)
+            moe = self._exchange(shape)
+        except (TypeError, ValueError, NotImplementedError) as failure:
+            if self._last is not None and not isinstance(failure, _error.Error):
+                self._last.moe.refuse()
+            raise
+        self._last = self._exchanges[shape]
+        received = self._new_received(moe, shape)
+        weights = None if topk_weights is None else topk_weights.to(torch.float32).contiguous()
+        tokens = (x.contiguous(), topk_idx.contiguous(), weights)
+        timeout = _seconds(timeout_us)
+        if return_recv_hook:
+            step, _ = self._masked(active_ranks, lambda mask: moe.dispatch_send(*tokens, active=mask))
+        else:
+            step, _ = self._masked(
+                active_ranks,
+                lambda mask: moe.dispatch(*tokens[:2], received, weights=weights, active=mask, timeout=timeout),
+            )
+            self._arrived(received)
+
+        def hook() -> None:
+            self._masked(active_ranks, lambda mask: moe.dispatch_recv(step, received, active=mask, timeout=timeout))
+            self._arrived(received)
+
+        rows = self.group_size * shape.max_tokens
+        handle = Handle(
+            (
+                received.source_token[:, :rows],
+                received.ranges[:, : self.group_size],
+                shape.max_tokens,
+                shape.hidden,
+                num_experts,
+            )
+        )
+        handle.exchange, handle.step, handle.weights = self._exchanges[shape], step, weights
+        handle.topk_shape, handle.update = tuple(topk_idx.shape), self._updates
+        out: Any = received.rows[:, :rows]
+        if use_fp8:
+            out = (out, received.scales[:, :rows])
+        return out, received.counts, handle, EventOverlap(), _once(hook) if return_recv_hook else _nothing
+
+    @staticmethod
+    def _first_rows(local: int, rows: int) -> torch.Tensor:
+        """[L, 1] where each expert begins, in the upper half: the library counts rows through, a handle by expert."""
+        return (torch.arange(local) * rows << 32)[:, None]
+
+    def _arrived(self, received: Received) -> None:
+        local, rows = received.source_token.shape
+        received.ranges -= self._first_rows(local, rows)
+
+    @staticmethod
+    def _check(
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        async_finish: bool,
+        return_recv_hook: bool,
+    ) -> None:
+        _one_way(async_finish, return_recv_hook)
+        for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights")):
+            _on_cpu(tensor, what)
+        if x.dim() != 2 or topk_idx.dim() != 2 or x.size(0) != topk_idx.size(0):
+            raise ValueError(f"x {list(x.shape)} and topk_idx {list(topk_idx.shape)} are not [T, H] and [T, k]")
+        if x.dtype != torch.bfloat16:
+            raise TypeError(f"x is {x.dtype}, torch.bfloat16 is needed")
+        if topk_idx.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"topk_idx is {topk_idx.dtype}, torch.int64 or int32 is needed")
+        if topk_weights is not None and topk_weights.shape != topk_idx.shape:
+            raise ValueError(f"topk_weights {list(topk_weights.shape)} and topk_idx {list(topk_idx.shape)} differ")
+
+    def _new_received(self, moe: Moe, shape: _Shape) -> Received:
+        local, rows = moe.local_experts, self._slots * shape.max_tokens
+        received = Received(
+            rows=torch.empty(
+                (local, rows, shape.hidden), dtype=torch.float8_e4m3fn if shape.use_fp8 else torch.bfloat16
+            ),
+            counts=torch.zeros(local, dtype=torch.int32),
+            source_token=torch.full((local, rows), -1, dtype=torch.int32),
+            ranges=self._first_rows(local, rows).repeat(1, self._slots),
+        )
+        if shape.use_fp8:
+            received.scales = torch.empty((local, rows, (shape.hidden + 127) // 128))
+        return received
+
+    # -------------------------------------------------------------------- combine
+
+    def combine(
+        self,
+        x: torch.Tensor,
+        topk_idx: torch.Tensor,
+        topk_weights: torch.Tensor,
+        active_ranks: torch.Tensor | None,
+        timeout_us: int,
+        handle: Handle,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None]]:
+        """Brings the experts' outputs back and sums them with the weights.
+
+        x bf16 [L, R*M, H], in the places of dispatch's rows; with zero_copy the outputs are in the memory of
+        get_next_combine_buffer() instead and x is not read. topk_idx, topk_weights [T, k]: as at dispatch. Returns
+        combined_x bf16 [T, H] (`out` if given), event, hook; missing contributions: handle.missing.
+
+        Raises heddle.Error with ESTALE for a handle that was used or is older than an update; ValueError for shapes.
+        """
+        _one_way(async_finish, return_recv_hook)
+        if handle.update != self._updates:
+            raise _error.make(Status.ESTALE, "the handle is older than update_ep_member()")
+        moe, shape, step = handle.exchange.moe, handle.exchange.shape, handle.step
+        for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights"), (out, "out")):
+            _on_cpu(tensor, what)
+        if tuple(topk_idx.shape) != handle.topk_shape or tuple(topk_weights.shape) != handle.topk_shape:
+            raise ValueError(
+                f"topk_idx {list(topk_idx.shape)} and topk_weights {list(topk_weights.shape)} are not those of the "
+                f"dispatch, {list(handle.topk_shape)}"
+            )
+        weights: torch.Tensor | None = topk_weights.to(torch.float32).contiguous()
+        if handle.weights is not None:
+            if not torch.equal(weights, handle.weights):  # type: ignore[arg-type]
+                raise ValueError("topk_weights are not those that were given to dispatch")
+            weights = None
+        rows = self._outputs(x, handle, zero_copy)
+        result = torch.empty((step.num_tokens, shape.hidden), dtype=torch.bfloat16) if out is None else out
+        if result.dtype != torch.bfloat16 or tuple(result.shape) != (step.num_tokens, shape.hidden):
+            raise ValueError(
+                f"out is {result.dtype} {list(result.shape)}, "
+                f"torch.bfloat16 [{step.num_tokens}, {shape.hidden}] is needed"
+            )
+        target = result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
+        handle.missing = torch.zeros(step.num_tokens, dtype=torch.uint8)
+        timeout = _seconds(timeout_us)
+
+        def recv(mask: torch.Tensor) -> Status:
+            return moe.combine_recv(step, target, missing=handle.missing, active=mask, timeout=timeout)
+
+        def hook() -> None:
+            self._masked(active_ranks, recv)
+            if target is not result:
+                result.copy_(target)
+
+        if return_recv_hook:
+            self._masked(active_ranks, lambda mask: moe.combine_send(step, rows, weights, active=mask))
+            return result, EventOverlap(), _once(hook)
+        self._masked(
+            active_ranks,
+            lambda mask: moe.combine(step, rows, target, weights, missing=handle.missing, active=mask, timeout=timeout),
+        )
+        if target is not result:
+            result.copy_(target)
+        return result, EventOverlap(), _nothing
+
+    def _outputs(self, x: torch.Tensor, handle: Handle, zero_copy: bool) -> torch.Tensor:
+        """The experts' outputs as the C call takes them: [L, slots*M, H]."""
+        if zero_copy:
+            return self._combine_buffer(handle)
+        shape, (local, rows) = handle.exchange.shape, handle[0].shape
+        if x.dtype != torch.bfloat16 or tuple(x.shape) != (local, rows, shape.hidden):
+            raise ValueError(
+                f"x is {x.dtype} {list(x.shape)}, torch.bfloat16 [{local}, {rows}, {shape.hidden}] is needed"
+            )
+        if self.group_size == self._slots:
+            return x.contiguous()
+        wide = torch.empty((local, self._slots * shape.max_tokens, shape.hidden), dtype=torch.bfloat16)
+        wide[:, :rows] = x
+        return wide
+
+    def _combine_buffer(self, handle: Handle) -> torch.Tensor:
+        moe, shape = handle.exchange.moe, handle.exchange.shape
+        flat = torch.frombuffer(moe.next_combine_buffer(handle.step), dtype=torch.bfloat16)
+        return flat[: moe.local_experts * self._slots * shape.max_tokens * shape.hidden].view(
+            moe.local_experts, self._slots * shape.max_tokens, shape.hidden
+        )
+
+    def get_next_combine_buffer(self, handle: Handle) -> torch.Tensor:
+        """Registered memory bf16 [L, R*M, H] for the experts' outputs, to be followed by combine(zero_copy=True).
+
+        Valid until that combine ends. Raises heddle.Error with ESTALE for a used handle.
+        """
+        return self._combine_buffer(handle)[:, : self.group_size * handle.exchange.shape.max_tokens]
+
+
+def _seconds(timeout_us: int) -> float | None:
+    return None if timeout_us < 0 else timeout_us / 1e6
+
+
+def _one_way(async_finish: bool, return_recv_hook: bool) -> None:
+    if async_finish and return_recv_hook:
+        raise ValueError("async_finish and return_recv_hook exclude each other")
+
+
+def _on_cpu(tensor: torch.Tensor | None, what: str) -> None:
+    if tensor is not None and tensor.device.type != "cpu":
+        raise NotImplementedError(f"{what} is on {tensor.device}: Buffer takes CPU tensors in this version of heddle")
+
+
+def _nothing() -> None:
+    """The hook of a call that has finished."""
+
+
+def _once(work: Callable[[], None]) -> Callable[[], None]:
+    """A hook that may be called again."""
+    waiting = [work]
+
+    def hook() -> None:
+        while waiting:
+            waiting.pop()()
+
+    return hook
