@@ -193,7 +193,7 @@ void group_attach_run(struct group_job *job)
         base_log_warn(group->engine->env, "group %s cannot reach a new rank: %s",
                       group->name, base_detail());
     for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++)
-        if (view->slots[r].rank_epoch && !view->slots[r].absent)
+        if (view->slots[r].rank_epoch && view->slots[r].first == CTL_X_FOREVER)
             atomic_store(&group->ready_epoch[r], view->slots[r].rank_epoch);
     host_group_attached(group->host_group, view->epoch, status,
                         status == HDL_OK ? "" : base_detail());
@@ -214,6 +214,8 @@ void group_closed(void *user, uint32_t slot, uint64_t rank_epoch)
     struct hdl_group *group = user;
     if (slot >= group->capacity)
         return;
+    if (atomic_load(&group->ready_epoch[slot]) == rank_epoch)
+        atomic_store(&group->ready_epoch[slot], 0);
     atomic_store(&group->closed[slot], rank_epoch);
     atomic_fetch_add(&group->closings, 1);
     if (has_arrived(group, slot, rank_epoch))

@@ -242,13 +242,17 @@ static void tell_net(struct hdl_group *group, const struct group_view *view)
                           (int32_t)ctl_rank_epoch_rank(view->ctl->slots[r].rank_epoch));
 }
 
-/* A removed rank comes back with its rank epoch: its new interval is not closed. */
+/* A removed rank comes back with its rank epoch: its new interval is not closed. Who is
+ * a member is no candidate any more. */
 static void forget_closed(struct hdl_group *group, const struct ctl_view *ctl)
 {
-    for (uint32_t i = 0; i < group->capacity; i++)
+    for (uint32_t i = 0; i < group->capacity; i++) {
+        if (ctl->slots[i].active)
+            atomic_store(&group->ready_epoch[i], 0);
         if (ctl->slots[i].rank_epoch == atomic_load(&group->closed[i]) &&
             ctl->slots[i].last == CTL_X_FOREVER)
             atomic_store(&group->closed[i], 0);
+    }
 }
 
 void group_commit(void *user, struct ctl_view *ctl)

@@ -167,7 +167,7 @@ static void fill_member(struct hdl_group *group, const struct ctl_slot *slot,
         m->last = slot->last == CTL_X_FOREVER ? UINT64_MAX : ctl_x_op(slot->last);
     }
     uint64_t ready = atomic_load(&group->ready_epoch[rank]);
-    if (slot->active || ready == 0 || ready == atomic_load(&group->closed[rank]))
+    if (slot->active || ready == 0)
         return;
     m->member = HDL_MEMBER_READY;
     m->process = HDL_PROCESS_LIVE;

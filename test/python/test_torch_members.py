@@ -1,0 +1,551 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who belongs to a group, as applications see it through mooncake.pg: each function, each outcome, each promise."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from heddle.torch import _members, _options
+from mooncake import ep, pg
+
+from ranks import Tree, join, raises, run, until
+
+CPU = torch.device("cpu")
+
+
+def total(group: Any, value: float, count: int = 4) -> tuple[float, Any]:
+    """all_reduce of one value: the sum, and the work."""
+    t = torch.full((count,), float(value))
+    work = group.allreduce([t])
+    work.wait()
+    assert (t == t[0]).all()
+    return t[0].item(), work
+
+
+def lose(group: Any, value: float) -> tuple[float, Any]:
+    """all_reduces until one reports a loss."""
+    while True:
+        sum_, work = total(group, value)
+        if not pg.get_local_success(work):
+            return sum_, work
+
+
+def hint(work: Any) -> list[int]:
+    found = pg.get_failed_ranks_hint(work)
+    assert found.dtype == torch.int32 and found.device == CPU
+    return found.tolist()
+
+
+def active(group: Any) -> list[int]:
+    return pg.get_active_ranks(group).tolist()
+
+
+# ------------------------------------------------------------------------ settings, options
+
+
+def test_names() -> None:
+    assert set(pg.__all__) <= set(dir(ep))
+    assert [int(s) for s in pg.SyncAfterFailureStatus] == [0, 1, 2] and pg.SyncAfterFailureStatus.Rejected == 2
+    assert [s.name for s in pg.ProposalStatus] == ["Rejected", "Applied", "AppliedWithDroppedRanks"]
+    assert pg.ViewUpdateStatus is pg.ProposalStatus
+
+
+def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_options, "settings", _options.Settings())
+    pg.set_host_ip("127.0.0.1")
+    pg.set_host_ip(ip="127.0.0.2")
+    _options.settings.started = True
+    pg.set_host_ip("127.0.0.2")
+    with raises(RuntimeError, "127.0.0.3", "too late", "127.0.0.2"):
+        pg.set_host_ip("127.0.0.3")
+    pg.set_device_filter(names=["lo"])
+    with raises(RuntimeError, "nic7", "lo"):
+        pg.set_device_filter(["nic7"])
+    pg.set_collective_timeout_us(1_000)
+    pg.set_p2p_timeout_us(us=0)
+    pg.set_fault_reconciliation_window_us(1_000_000)
+    with raises(RuntimeError, "-1"):
+        pg.set_p2p_timeout_us(-1)
+    pg.set_transfer_engine(None)
+
+    class Engine:
+        def get_engine_ptr(self) -> int:
+            return 1
+
+    with pytest.warns(UserWarning, match="no effect"):
+        pg.set_transfer_engine(engine=Engine())
+    with raises(TypeError, "get_engine_ptr"):
+        pg.set_transfer_engine(7)
+
+
+def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    mirror = torch.zeros(4, dtype=torch.int32)
+    assert pg.MooncakeBackendOptions(mirror, True, 3).capacity(2) == 3
+    assert pg.MooncakeBackendOptions(active_ranks=mirror).capacity(4) == 4
+    assert pg.MooncakeBackendOptions(mirror, is_extension=True).is_extension
+    given = pg.MooncakeBackendOptions(8, False, True, False)
+    assert given.capacity(2) == 8 and given.auto_deactivate_on_failure and not given.auto_sync_on_failure
+    assert pg.MooncakeBackendOptions(max_group_size=0).capacity(5) == 5
+    assert pg.MooncakeBackendOptions(-1).capacity(5) == 5
+    with raises(RuntimeError, "3", "[4, 1024]"):
+        pg.MooncakeBackendOptions(3).capacity(4)
+    with raises(RuntimeError, "1025"):
+        pg.MooncakeBackendOptions(1025).capacity(4)
+    with raises(RuntimeError, "auto_sync"):
+        pg.MooncakeBackendOptions(4, False, False, True)
+    with raises(RuntimeError, "4 elements", "6"):
+        pg.MooncakeBackendOptions(mirror, False, 6).capacity(2)
+    with raises(RuntimeError, "int32", "int64"):
+        pg.MooncakeBackendOptions(torch.zeros(4, dtype=torch.int64))
+    with raises(RuntimeError, "contiguous"):
+        pg.MooncakeBackendOptions(torch.zeros(8, dtype=torch.int32)[::2])
+    with raises(TypeError, "expects"):
+        pg.MooncakeBackendOptions()
+    with raises(TypeError, "expects"):
+        pg.MooncakeBackendOptions(4, capacity=3)
+    monkeypatch.setenv("MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE", "0")
+    with raises(RuntimeError, "auto_sync"):
+        pg.MooncakeBackendOptions.from_environment()
+    monkeypatch.setenv("MOONCAKE_PG_AUTO_SYNC_ON_FAILURE", "0")
+    found = pg.MooncakeBackendOptions.from_environment()
+    assert not found.auto_deactivate_on_failure and not found.auto_sync_on_failure
+
+
+# ------------------------------------------------------------------------ nothing happens
+
+
+def quiet(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    backend = group._get_backend(CPU)
+    with raises(RuntimeError, "cuda"):
+        group._get_backend(torch.device("cuda"))
+    for handle in (group, backend):
+        assert active(handle) == [1] * size and pg.get_active_ranks(handle).dtype == torch.int32
+        assert pg.get_num_synced_ranks(handle) == size
+        assert pg.get_peer_state(handle, list(range(size))) == [True] * size
+        assert pg.get_peer_state(backend=handle, ranks=[]) == []
+    for outside in (-1, size):
+        with raises(RuntimeError, str(outside), f"[0, {size})"):
+            pg.get_peer_state(group, [outside])
+    assert pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.NoPending
+    assert pg.get_current_epoch(group) > 0
+    done = pg.activate_ranks(group, list(range(size)))  # all of them are active
+    assert done.status == pg.ProposalStatus.Applied and done.dropped_ranks == [] and done.reject_reason == ""
+    refused = pg.activate_ranks(group, [size])
+    assert refused.status == pg.ProposalStatus.Rejected and str(size) in refused.reject_reason
+    with pytest.warns(DeprecationWarning):
+        pg.extend_group_size_to(group, size + 1)
+    gloo = dist.new_group(backend="gloo")
+    for function in (pg.get_active_ranks, pg.join_group, pg.sync_after_failure, pg.get_current_epoch):
+        with raises(TypeError, "mooncake"):
+            function(gloo)
+    work = dist.all_reduce(torch.ones(1), group=gloo, async_op=True)
+    assert pg.get_failed_ranks_hint(work) is None and pg.get_local_success(work) is False
+    work.wait()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_functions_when_nothing_happens(size: int) -> None:
+    run(size, quiet)
+
+
+# ------------------------------------------------------------------------ losses
+
+
+def survivor(port: int, rank: int, size: int, flags: tuple[bool, bool]) -> dict[str, Any]:
+    mirror = torch.full((size,), 7, dtype=torch.int32)
+    options = pg.MooncakeBackendOptions(size, False, *flags)
+    if all(flags):
+        options = pg.MooncakeBackendOptions(mirror, False, size)
+    group = join(port, rank, size, options)
+    epoch = pg.get_current_epoch(group)
+    begin, work = lose(group, rank + 1)
+    seen: dict[str, Any] = {"sum": begin, "hint": hint(work), "success": pg.get_local_success(work)}
+    seen["active"] = mirror.tolist() if all(flags) else active(group)
+    seen["synced"] = pg.sync_after_failure(group).status
+    seen["peers"] = pg.get_peer_state(group, list(range(size)))
+    seen["grew"] = pg.get_current_epoch(group) > epoch
+    if not flags[0]:
+        after, work = total(group, rank + 1)
+        seen["still"] = (after, hint(work), active(group))
+        dist.barrier()
+        seen["deactivated"] = int(pg.deactivate_ranks(group, [1]).status)
+    dist.barrier()
+    seen["later"] = (*total(group, rank + 1)[:1], hint(total(group, rank + 1)[1]), active(group))
+    return seen
+
+
+@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, False)])
+def test_a_killed_rank(flags: tuple[bool, bool]) -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, 4, flags) for rank in range(4)]
+        time.sleep(0.7)
+        tree.kill(pids[1])
+        for pid in (pids[0], pids[2], pids[3]):
+            seen = tree.result(pid)
+            assert seen["sum"] == 8 and seen["hint"] == [0, 1, 0, 0] and not seen["success"], seen
+            if all(flags):
+                assert seen["active"] == [1, 0, 1, 1], seen
+            if not flags[0]:
+                assert seen["active"] == [1, 1, 1, 1], seen
+                assert seen["still"] == (8, [0, 1, 0, 0], [1, 1, 1, 1]) and seen["deactivated"] == 1, seen
+            assert seen["synced"] == pg.SyncAfterFailureStatus.Reconciled and seen["grew"], seen
+            assert seen["peers"] == [True, False, True, True], seen
+            assert seen["later"] == (8, [0, 0, 0, 0], [1, 0, 1, 1]), seen
+
+
+def roots(port: int, rank: int) -> None:
+    group = join(port, rank, 3)
+    lose(group, 1)
+    t = torch.full((4,), float(rank))
+    work = dist.broadcast(t, 1, async_op=True)
+    work.wait()
+    assert hint(work) == [0, 1, 0] and (t == rank).all()
+    out = torch.full((4,), -1.0)
+    work = dist.scatter(out, None, src=1, async_op=True)
+    work.wait()
+    assert hint(work) == [0, 1, 0] and (out == -1).all()
+    slots = [torch.full((2,), -1.0) for _ in range(3)]
+    work = dist.all_gather(slots, torch.full((2,), float(rank)), async_op=True)
+    work.wait()
+    assert pg.get_local_success(work) and [s[0].item() for s in slots] == [0, -1, 2]
+    out = torch.full((6,), -1.0)
+    dist.all_to_all_single(out, torch.full((6,), float(rank)))
+    assert out.tolist() == [0, 0, -1, -1, 2, 2]
+    out = torch.empty(2)
+    dist.reduce_scatter_tensor(out, torch.ones(6))
+    assert (out == 2).all()
+    dist.barrier()
+
+
+def test_lost_roots_and_slots_that_stay() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", roots, tree.port, rank) for rank in range(3)]
+        time.sleep(0.7)
+        tree.kill(pids[1])
+        tree.result(pids[0])
+        tree.result(pids[2])
+
+
+def messenger(port: int, rank: int) -> int:
+    group = join(port, rank, 3)
+    dist.barrier()
+    if rank == 1:
+        time.sleep(60)
+    other, rounds = 2 - rank, 0
+    lost = group.recv([torch.empty(2)], 1, 5)
+    while not lost.is_completed() or rounds < 50:
+        got = torch.empty(2)
+        work = dist.isend(torch.full((2,), float(rounds)), other, tag=1)
+        dist.recv(got, other, tag=1)
+        work.wait()
+        assert (got == rounds).all()
+        rounds += 1
+        done = torch.tensor([int(lost.is_completed() and rounds >= 50)])
+        if rank == 0:
+            dist.send(done, 2, tag=2)
+        else:
+            dist.recv(done, 0, tag=2)
+        if done.item():
+            break
+    assert lost.wait() and hint(lost) == [0, 1, 0]
+    work = group.send([torch.ones(2)], 1, 5)
+    work.wait()
+    assert hint(work) == [0, 1, 0] and not pg.get_local_success(work)
+    return rounds
+
+
+def test_messages_among_the_healthy_go_on() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", messenger, tree.port, rank) for rank in range(3)]
+        time.sleep(0.7)
+        tree.kill(pids[1])
+        assert tree.result(pids[0]) == tree.result(pids[2])
+
+
+def short(port: int, rank: int) -> None:
+    """Outputs of the size that is left, after a shrink from 4 to 3."""
+    group = join(port, rank, 4, pg.MooncakeBackendOptions(5))
+    lose(group, 1)
+    until(lambda: dist.get_world_size() == 3)
+    out = torch.full((7,), -1.0)
+    dist.all_gather_into_tensor(out[:6], torch.full((2,), float(rank)))
+    assert out.tolist() == [0, 0, 1, 1, 2, 2, -1]
+    dist.reduce_scatter_tensor(out[:2], torch.ones(6))
+    assert out[:2].tolist() == [3, 3]
+    with raises(ValueError, "room for 2 ranks", "[2]"):
+        dist.all_gather_into_tensor(out[:4], torch.full((2,), float(rank)))
+    assert total(group, 1)[0] == 3
+
+
+def test_short_outputs() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", short, tree.port, rank) for rank in range(4)]
+        time.sleep(0.7)
+        tree.kill(pids[3])
+        for pid in pids[:3]:
+            tree.result(pid)
+
+
+def stopped(port: int, rank: int) -> str:
+    """Rank 1 is stopped until the others count it as dead: its pending wait() does not raise, its next call does."""
+    os.environ["HEDDLE_DEAD_AFTER"] = "500ms"
+    group = join(port, rank, 2)
+    dist.barrier()
+    if rank == 0:
+        lose(group, 1)
+        until(lambda: all(pg.get_peer_state(group, [1])), 30)
+        assert pg.recover_ranks(group, [1]).status == pg.ProposalStatus.Applied
+        assert total(group, 1)[0] == 2
+        return ""
+    while True:
+        t = torch.ones(4)
+        try:
+            work = group.allreduce([t])
+            work.wait()
+        except RuntimeError as error:
+            assert "FENCED" in str(error)
+            break
+    pg.join_group(group)
+    assert total(group, 1)[0] == 2
+    return "back"
+
+
+def test_a_stopped_rank_comes_back() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", stopped, tree.port, rank) for rank in range(2)]
+        time.sleep(0.7)
+        os.kill(pids[1], signal.SIGSTOP)
+        time.sleep(2)
+        os.kill(pids[1], signal.SIGCONT)
+        assert tree.result(pids[1]) == "back"
+        tree.result(pids[0])
+
+
+def without_coordinator(port: int, rank: int) -> Any:
+    group = join(port, rank, 3)
+    dist.barrier()
+    if rank == 0:
+        time.sleep(60)
+    until(lambda: pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Rejected)
+    refused = pg.deactivate_ranks(group, [0])
+    assert refused.status == pg.ProposalStatus.Rejected and "ECOORD" in refused.reject_reason
+    return pg.sync_after_failure(group).reject_reason
+
+
+def test_rank_0_is_lost() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", without_coordinator, tree.port, rank) for rank in range(3)]
+        time.sleep(0.7)
+        tree.kill(pids[0])
+        assert "ECOORD" in tree.result(pids[1]) and "ECOORD" in tree.result(pids[2])
+
+
+def raising(port: int, rank: int) -> str:
+    from heddle.torch import _work
+
+    _work._RAISE = True  # what HEDDLE_RAISE_ON_FAILURE=1 sets
+    join(port, rank, 2)
+    try:
+        while True:
+            dist.all_reduce(torch.ones(2))
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_wait_raises_for_a_lost_rank_if_asked_to() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", raising, tree.port, rank) for rank in range(2)]
+        time.sleep(0.7)
+        tree.kill(pids[1])
+        assert "INCOMPLETE" in tree.result(pids[0])
+
+
+# ------------------------------------------------------------------------ coming and going
+
+
+def founder(port: int, rank: int, size: int, capacity: int) -> None:
+    mirror = torch.zeros(capacity, dtype=torch.int32)
+    group = join(port, rank, size, pg.MooncakeBackendOptions(mirror, False, capacity))
+    assert dist.get_world_size() == size and mirror.tolist() == [1] * size + [0] * (capacity - size)
+    assert pg.get_peer_state(group, range(capacity)) == [True] * size + [False] * (capacity - size)
+    newcomers = list(range(size, capacity))
+    epoch = pg.get_current_epoch(group)
+    until(lambda: all(pg.get_peer_state(group, newcomers)))
+    assert pg.get_num_synced_ranks(group) == capacity
+    done = pg.recover_ranks(group, newcomers)
+    assert done.status == pg.ProposalStatus.Applied and done.new_epoch > epoch and done.dropped_ranks == []
+    assert dist.get_world_size() == capacity and dist.get_rank() == rank and mirror.tolist() == [1] * capacity
+    together(group, capacity)
+
+
+def newcomer(port: int, rank: int, capacity: int) -> float:
+    begin = time.monotonic()
+    group = join(port, rank, capacity, pg.MooncakeBackendOptions(capacity, True))
+    assert dist.get_world_size() == capacity and dist.get_rank() == rank
+    assert total(group, 5)[0] == 5  # alone
+    out = torch.full((capacity,), -1.0)
+    dist.all_gather_into_tensor(out, torch.full((1,), float(rank)))
+    assert out.tolist() == [float(rank) if r == rank else -1.0 for r in range(capacity)]
+    pg.join_group(group)
+    assert active(group) == [1] * capacity
+    together(group, capacity)
+    return time.monotonic() - begin
+
+
+def together(group: Any, size: int) -> None:
+    assert total(group, 1)[0] == size
+    out = torch.empty(size)
+    dist.all_gather_into_tensor(out, torch.full((1,), float(dist.get_rank())))
+    assert out.tolist() == list(range(size))
+    found: list[Any] = [None] * size
+    dist.all_gather_object(found, dist.get_rank())
+    assert found == list(range(size))
+
+
+@pytest.mark.parametrize(("size", "capacity"), [(1, 2), (2, 4), (3, 8)])
+def test_growth(size: int, capacity: int) -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", founder, tree.port, rank, size, capacity) for rank in range(size)]
+        pids += [tree.fork(f"rank {r}", newcomer, tree.port, r, capacity) for r in range(size, capacity)]
+        for pid in pids:
+            tree.result(pid)
+
+
+def loses_and_takes_back(port: int, rank: int, size: int, lost: int) -> None:
+    group = join(port, rank, size)
+    sub = dist.new_group(list(range(size)))
+    lose(group, 1)
+    lose(sub, 1)
+    for one in (group, sub):
+        until(lambda one=one: all(pg.get_peer_state(one, [lost])))
+        done = pg.recover_ranks(one, [lost])
+        assert done.status == pg.ProposalStatus.Applied, done
+    assert total(group, 1)[0] == size and total(sub, 1)[0] == size
+    dist.barrier()
+
+
+def replacement(port: int, rank: int, size: int) -> float:
+    begin = time.monotonic()
+    extension = pg.MooncakeBackendOptions(size, True)
+    group = join(port, rank, size, extension)
+    sub = dist.new_group(list(range(size)), pg_options=extension)
+    pg.join_group(group)
+    pg.join_group(sub)
+    assert total(group, 1)[0] == size
+    took = time.monotonic() - begin
+    assert total(sub, 1)[0] == size
+    dist.barrier()
+    return took
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_replacement_takes_the_place_of_a_killed_rank(size: int) -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", loses_and_takes_back, tree.port, rank, size, 1) for rank in range(size)]
+        time.sleep(0.7)
+        tree.kill(pids.pop(1))  # its successor may register while it is being declared dead
+        pids.append(tree.fork("replacement", replacement, tree.port, 1, size))
+        for pid in pids:
+            tree.result(pid)
+
+
+def removed_then_back(rank: int, size: int) -> None:
+    """Planned removal: nobody sees a failure; the rank comes back in place."""
+    group = dist.group.WORLD
+    assert total(group, 1)[0] == size
+    if rank == 1:
+        done = pg.deactivate_ranks(group, [1])  # itself
+        assert done.status == pg.ProposalStatus.Applied
+        with raises(RuntimeError, "NOTMEMBER"):
+            dist.all_reduce(torch.ones(1))
+        pg.join_group(group)
+    else:
+        until(lambda: active(group)[1] == 0)
+        sum_, work = total(group, 1)
+        assert sum_ == size - 1 and pg.get_local_success(work)
+        until(lambda: all(pg.get_peer_state(group, [1])))
+        assert pg.activate_ranks(group, [1]).status == pg.ProposalStatus.Applied
+    assert total(group, 1)[0] == size
+
+
+def test_removed_and_back_in_place() -> None:
+    run(3, removed_then_back)
+
+
+def removed_and_gone(port: int, rank: int) -> None:
+    group = join(port, rank, 3)
+    dist.barrier()
+    if rank == 0:
+        assert pg.deactivate_ranks(group, [2]).status == pg.ProposalStatus.Applied
+    until(lambda: active(group) == [1, 1, 0])
+    if rank == 2:
+        return
+    until(lambda: not pg.get_peer_state(group, [2])[0])
+    for _ in range(100):
+        sum_, work = total(group, 1)
+        assert sum_ == 2 and pg.get_local_success(work)
+    assert dist.get_world_size() == 2
+
+
+def test_removed_and_gone() -> None:
+    with Tree() as tree:
+        tree.serve()
+        for pid in [tree.fork(f"rank {rank}", removed_and_gone, tree.port, rank) for rank in range(3)]:
+            tree.result(pid)
+
+
+def refused(port: int, rank: int) -> None:
+    _members._ADMISSION_US, _members._JOIN_US = 300_000, 300_000
+    options = pg.MooncakeBackendOptions(3, rank == 2)
+    group = join(port, rank, 2 if rank < 2 else 3, options)
+    store = group.get_group_store()
+    if rank == 0:
+        no = pg.activate_ranks(group, [2])
+        assert no.status == pg.ProposalStatus.Rejected and "2" in no.reject_reason, no
+        store.set("refused", "yes")
+    if rank == 2:
+        store.get("refused")
+        for _ in range(2):
+            with raises(RuntimeError, "rank 2"):
+                pg.join_group(group)
+        store.set("tried", "twice")
+        _members._JOIN_US = 20_000_000
+        pg.join_group(group)
+    else:
+        _members._ADMISSION_US = 20_000_000
+        store.get("tried")
+        dist.barrier()
+        assert pg.activate_ranks(group, [2]).status == pg.ProposalStatus.Applied
+    assert total(group, 1)[0] == 3
+
+
+def test_refusals_are_statuses_and_may_be_tried_again() -> None:
+    with Tree() as tree:
+        tree.serve()
+        for pid in [tree.fork(f"rank {rank}", refused, tree.port, rank) for rank in range(3)]:
+            tree.result(pid)
+
+
+def test_import_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        importlib.reload(ep)
