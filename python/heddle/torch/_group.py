@@ -24,13 +24,12 @@ import torch
 import torch.autograd.profiler as _profiler
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
-from torch.futures import Future
 
 from heddle import _abi, _error
 from heddle._abi import ANY_SOURCE, DType, MemberState, Status, lib
 from heddle.torch._job import Job
 from heddle.torch._options import MooncakeBackendOptions
-from heddle.torch._work import PENDING, Completer, Finished, Many, Pending, Work, complete, micros
+from heddle.torch._work import PENDING, Completer, Finished, Future, Many, Pending, Work, complete, micros
 
 log = logging.getLogger("heddle.torch")
 
@@ -58,6 +57,8 @@ _U8 = int(DType.U8)
 _SUM = dist.ReduceOp.SUM
 _PREMUL_SUM = int(_abi.RedOp.PREMUL_SUM)
 _UNSET = datetime.timedelta(milliseconds=-1)
+# Signatures differ among versions of torch.
+_Base: Any = dist.ProcessGroup
 _F = TypeVar("_F", bound=Callable[..., Any])
 # Every group made in this process that was not shut down. Also keeps memory alive that operations write into.
 _groups: list[ProcessGroup] = []
@@ -142,7 +143,7 @@ def _same(tensors: Iterable[torch.Tensor], dtype: torch.dtype, what: str) -> Non
             raise TypeError(f"{what} have types {dtype} and {tensor.dtype}: expected one")
 
 
-class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
+class ProcessGroup(_Base):  # type: ignore[misc]
     """A torch process group whose operations are heddle's. dist.group.WORLD is one of these.
 
     capacity: slots; options: the group's options; job: the context it lives in.
@@ -157,7 +158,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(
         self, backend: str, dist_opts: Any, options: MooncakeBackendOptions | None, job: Job, devices: tuple[str, ...]
     ) -> None:
-        rank, size = dist_opts.group_rank, dist_opts.group_size
+        rank, size = int(dist_opts.group_rank), int(dist_opts.group_size)
         super().__init__(rank, size)
         self._rank = rank
         self._declared = size
@@ -218,7 +219,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         """Highest active rank + 1; a joiner has the size that it declared until join_group()."""
         if self.alone or self._handle is None:
             return self._declared
-        return lib.hdl_group_size(self._handle)
+        return int(lib.hdl_group_size(self._handle))
 
     getRank = rank
     getSize = size
@@ -257,7 +258,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._call = _abi.Call(timeout_us=max(0, micros(timeout)))
 
     def _get_sequence_number_for_group(self) -> int:
-        return lib.hdl_group_next(self._alive()) - 1
+        return int(lib.hdl_group_next(self._alive())) - 1
 
     def _set_sequence_number_for_group(self) -> None:
         pass
@@ -562,7 +563,7 @@ class ProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
             raise ValueError(f"{name}: room for {slots} ranks, but ranks {left_out} are active: expected {self.size()}")
 
     def _next(self) -> int:
-        return lib.hdl_group_next(self._alive())
+        return int(lib.hdl_group_next(self._alive()))
 
     def _took_part(self, number: int, work: Work) -> list[int]:
         """Ranks whose data an operation has."""

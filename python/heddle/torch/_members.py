@@ -164,7 +164,7 @@ def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
 
 def get_current_epoch(backend: Any) -> int:
     """Number of the newest view; grows with every committed view, with gaps."""
-    return _group(backend).refresh().epoch
+    return int(_group(backend).refresh().epoch)
 
 
 def get_failed_ranks_hint(work: Any) -> torch.Tensor | None:

@@ -10,11 +10,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.futures import Future
+from torch.futures import Future as _Future
 
 from heddle import _error
 from heddle._abi import FOREVER, Status, lib
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from heddle.torch._group import ProcessGroup
 
 PENDING = int(Status.PENDING)
+Future: TypeAlias = "_Future[Any]"
 # These mean that ranks were lost: wait() does not raise, get_local_success() and the hint tell.
 _LOSSES = frozenset({Status.INCOMPLETE, Status.EPEER, Status.ELINK, Status.EFENCED})
 _RAISE = os.environ.get("HEDDLE_RAISE_ON_FAILURE", "") not in ("", "0")
@@ -44,7 +45,7 @@ def read_mask(fill: Callable[[Any, int], int], capacity: int) -> tuple[int, ...]
     return _error.ranks_of(mask)
 
 
-class Work(dist.Work):  # type: ignore[misc]
+class Work(dist.Work):
     """What async_op=True returns.
 
     failed: in-group ranks whose data is missing or that caused the failure, ascending; () if none.
@@ -97,7 +98,7 @@ class Work(dist.Work):  # type: ignore[misc]
         """A future of the output tensors."""
         with self._lock:
             if self._future is None:
-                source: Future = Future()
+                source: Future = _Future()
                 # An exception stored in a future makes DDP's reducer crash; one raised in a callback does not.
                 self._future = source.then(self._value)
                 if self._status != PENDING:
