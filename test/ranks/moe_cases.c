@@ -3,7 +3,10 @@
  * refusals.
  *
  * Rank r's token t is r * 16 + t + 1 in all elements, expert e gives (e + 1) * x, weights
- * are 0.5. What is received and the results are NaN before a call. */
+ * are 0.5. What is received and the results are NaN before a call.
+ *
+ *     moe_cases CASE [STEPS]     STEPS: of soak; a million takes a minute or two */
+#include <dirent.h>
 #include <limits.h>
 #include <math.h>
 #include <signal.h>
@@ -16,7 +19,7 @@ enum { MOST_TOKENS = 16, MOST_ROWS = 512, MOST_HIDDEN = 16 };
 
 static struct rank self;
 static struct hdl_moe *moe;
-static int experts_total, top_k, hidden;
+static int experts_total, top_k, hidden, soak_steps = 20000;
 
 static float rows[MOST_TOKENS * MOST_HIDDEN], weights[MOST_TOKENS * 4];
 static float received_rows[MOST_ROWS * MOST_HIDDEN],
@@ -325,6 +328,57 @@ static void handles(void)
     moe = first;
 }
 
+/* What a process holds: pages of memory, and open files. */
+struct held {
+    long pages;
+    int files;
+};
+
+static struct held holds(void)
+{
+    struct held h = {0, 0};
+    FILE *file = fopen("/proc/self/statm", "re");
+    DIR *files = opendir("/proc/self/fd");
+    CHECK(file && fscanf(file, "%*d %ld", &h.pages) == 1, "no statm");
+    while (files && readdir(files))
+        h.files++;
+    closedir(files);
+    fclose(file);
+    return h;
+}
+
+/* Many steps of 8 tokens, each with other rows and routes; nothing grows. */
+static void soak(void)
+{
+    struct held before = {0, 0};
+    create(16, 2, 8, 8);
+    for (int i = 0; i < soak_steps; i++) {
+        float values[8];
+        prepare(8);
+        for (int t = 0; t < 8; t++) {
+            float x = (float)(i % 1009 * 64 + self.rank * 8 + t + 1);
+            for (int h = 0; h < hidden; h++)
+                rows[t * hidden + h] = x;
+            ids[2 * t] = (i + t * 5 + self.rank) % 16;
+            ids[2 * t + 1] = (i / 16 + t * 3) % 16;
+            if (ids[2 * t] == ids[2 * t + 1]) /* named twice: the weights add up to 1 */
+                values[t] = (float)(ids[2 * t] + 1) * x;
+            else
+                values[t] = 0.5f * (float)(ids[2 * t] + ids[2 * t + 1] + 2) * x;
+        }
+        step(8);
+        expect(8, values);
+        if (i == 1000)
+            before = holds();
+    }
+    struct held after = holds();
+    CHECK(after.pages <= before.pages + 64 && after.files == before.files,
+          "%ld pages and %d files grew to %ld and %d", before.pages, before.files,
+          after.pages, after.files);
+    if (self.rank == 0)
+        rank_say("%d steps, %ld pages", soak_steps, after.pages);
+}
+
 /* With late weights the members of a DP group must combine alike; rank 1 does not. */
 static void alike(void)
 {
@@ -496,14 +550,16 @@ static const struct {
 } cases[] = {
     {"basic", basic},       {"masked", masked},   {"uneven", uneven}, {"nobody", nobody},
     {"limits", limits},     {"handles", handles}, {"late", late},     {"dead", dead},
-    {"disagree", disagree}, {"alike", alike},
+    {"disagree", disagree}, {"alike", alike},     {"soak", soak},
 };
 
 int main(int argc, char **argv)
 {
+    if (argc > 2)
+        soak_steps = atoi(argv[2]);
     rank_join(&self);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        if (argc == 2 && strcmp(argv[1], cases[i].name) == 0)
+        if (argc > 1 && strcmp(argv[1], cases[i].name) == 0)
             cases[i].run();
     }
     hdl_moe_destroy(moe);
