@@ -197,6 +197,8 @@ struct hdl_context_opts {
     bool standalone; /* the coordinator is a process of its own (`heddle coordinator`) at
                         the address `coordinator` or HEDDLE_COORDINATOR, which survives
                         every rank, or HEDDLE_STANDALONE=1 */
+    int log_fd; /* without `log`: descriptor for the lines, one write each; 0 = stderr. A
+                   full non-blocking one loses lines, nobody waits for it */
 };
 
 /*

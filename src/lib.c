@@ -52,6 +52,8 @@ static enum hdl_status check_context_opts(const struct hdl_context_opts *opts)
                          (long long)opts->dead_after_us);
     if (opts->log_level < HDL_LOG_DEFAULT || opts->log_level > HDL_LOG_DEBUG)
         return base_fail(HDL_EINVAL, "log_level %d", (int)opts->log_level);
+    if (opts->log_fd < 0)
+        return base_fail(HDL_EINVAL, "log_fd %d", opts->log_fd);
     if (opts->allocator && (!opts->allocator->alloc || !opts->allocator->release))
         return base_fail(HDL_EINVAL, "an allocator needs both alloc and release");
     if (opts->bootstrap && (!opts->bootstrap->put || !opts->bootstrap->get))
@@ -74,6 +76,8 @@ static enum hdl_status init_env(struct base_env *env, struct hdl_context *contex
     env->log_level = opts->log_level ? (int)opts->log_level - 1 : env->config.log;
     if (opts->num_ranks > 0)
         env->log_rank = opts->rank;
+    if (opts->log_fd > 0)
+        env->log_fd = opts->log_fd;
     if (opts->log) {
         env->log = log_to_user;
         env->log_user = context;

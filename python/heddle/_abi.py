@@ -218,6 +218,7 @@ class ContextOpts(Sized):
         ("allocator", POINTER(Allocator)),
         ("link_timeout_us", c_int64),
         ("standalone", c_bool),
+        ("log_fd", c_int),
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, TypeVar, cast
@@ -30,17 +31,24 @@ def refuse(group: Object, function: Callable[..., int]) -> None:
     lib.hdl_op_free(operation)
 
 
-def _numbered(function: Callable[..., int]) -> Callable[[_Method], _Method]:
-    """A method over a C function that takes a number, also when Python refuses the arguments."""
+def _numbered(even: Callable[..., int], uneven: Callable[..., int] | None = None) -> Callable[[_Method], _Method]:
+    """A method that takes a number, also when Python refuses the arguments. `uneven`: what it calls with counts."""
 
     def decorate(method: _Method) -> _Method:
+        place = list(inspect.signature(method).parameters).index("counts") - 1 if uneven else 0
+
+        def has_counts(arguments: tuple[Any, ...], named: dict[str, Any]) -> bool:
+            return (arguments[place] if len(arguments) > place else named.get("counts")) is not None
+
         @functools.wraps(method)
         def call(self: Collectives, *arguments: Any, **named: Any) -> Any:
             try:
                 return method(self, *arguments, **named)
             except Exception as failure:
                 if not isinstance(failure, Error):
-                    refuse(self, function)
+                    refuse(self, uneven if uneven and has_counts(arguments, named) else even)
+                if isinstance(failure, ctypes.ArgumentError):
+                    raise TypeError(f"{method.__name__}: {failure}") from None
                 raise
 
         return cast(_Method, call)
@@ -181,7 +189,7 @@ class Collectives(Object):
         result = x if out is None else out
         return self._run("all_reduce", lib.hdl_allreduce, arguments, (source, target), result, timeout, wait, scalar)
 
-    @_numbered(lib.hdl_allgather)
+    @_numbered(lib.hdl_allgather, lib.hdl_allgatherv)
     def all_gather(
         self,
         x: Any,
@@ -227,7 +235,7 @@ class Collectives(Object):
             raise ValueError(f"out has {target.count} elements, {needed} are needed")
         return result, target
 
-    @_numbered(lib.hdl_reduce_scatter)
+    @_numbered(lib.hdl_reduce_scatter, lib.hdl_reduce_scatterv)
     def reduce_scatter(
         self,
         x: Any,
@@ -261,7 +269,7 @@ class Collectives(Object):
         arguments = (source.address, target.address, *arguments, source.dtype, _redop(op))
         return self._run("reduce_scatter", function, arguments, (source, target), result, timeout, wait, scalar)
 
-    @_numbered(lib.hdl_alltoall)
+    @_numbered(lib.hdl_alltoall, lib.hdl_alltoallv)
     def all_to_all(
         self,
         x: Any,
@@ -299,7 +307,7 @@ class Collectives(Object):
         _same_type(source, target)
         return self._run("all_to_all", function, arguments, (source, target), result, timeout, wait)
 
-    @_numbered(lib.hdl_gather)
+    @_numbered(lib.hdl_gather, lib.hdl_gatherv)
     def gather(
         self,
         x: Any,
@@ -335,7 +343,7 @@ class Collectives(Object):
             function = lib.hdl_gatherv
         return self._run("gather", function, arguments, (source, target), result, timeout, wait)
 
-    @_numbered(lib.hdl_scatter)
+    @_numbered(lib.hdl_scatter, lib.hdl_scatterv)
     def scatter(
         self,
         x: Any,

@@ -9,7 +9,7 @@ import os
 import weakref
 from typing import Protocol
 
-from heddle import _abi, _error
+from heddle import _abi, _error, _log
 from heddle._abi import LogLevel, Status, lib
 from heddle._object import Object, microseconds
 
@@ -66,7 +66,8 @@ class Context(Object):
 
     rank, num_ranks: place in the job, both or none. The coordinator is found by `coordinator` ("host:port"),
     `store`, `shared_dir` (a directory that all ranks see) or the environment. timeout: seconds for joining
-    (60); dead_after: seconds of silence that mean death (5); grace, link_timeout: see heddle.h.
+    (60); dead_after: seconds of silence that mean death (5); grace, link_timeout: see heddle.h. Log lines become
+    records of the logger `heddle` if the application has set up logging before, else they go to stderr.
 
     Raises heddle.Error: EINVAL (options), ETIMEDOUT (no coordinator in time), ECONFIG (version or token
     differs); and what the store raised.
@@ -108,7 +109,8 @@ class Context(Object):
             grace_us=microseconds(grace),
             link_timeout_us=microseconds(link_timeout),
             standalone=standalone,
-            log_level=log_level,
+            log_level=log_level or _log.level(),
+            log_fd=_log.descriptor(),
         )
         made = ctypes.c_void_p()
         status = lib.hdl_context_create(opts, made)

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/checked.h"
 #include "base/clock.h"
@@ -14,6 +15,7 @@ void base_env_init(struct base_env *env)
     memset(env, 0, sizeof(*env));
     env->log_level = BASE_LOG_WARN;
     env->log_rank = -1;
+    env->log_fd = STDERR_FILENO;
     base_config_default(&env->config);
 }
 

@@ -28,6 +28,7 @@ struct base_env {
     void *log_user;
     int log_level; /* lines above it are not formatted */
     int log_rank;  /* prefix of the default sink; -1 = none */
+    int log_fd;    /* where the default sink writes */
 
     int64_t (*now_ns)(void *user);
     void *now_user;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Formats log lines; the default sink is one write to stderr per line. */
+/* Formats log lines; the default sink is one write to a descriptor per line. */
 #include "base/log.h"
 
 #include <stdio.h>
@@ -13,8 +13,8 @@ const char *base_log_level_name(enum base_log_level level)
 }
 
 /* One write, so that lines of several processes on one pipe do not mix. */
-static void log_to_stderr(const struct base_env *env, enum base_log_level level,
-                          const char *line)
+static void log_to_descriptor(const struct base_env *env, enum base_log_level level,
+                              const char *line)
 {
     char text[1200];
     int length;
@@ -27,7 +27,7 @@ static void log_to_stderr(const struct base_env *env, enum base_log_level level,
     if (length <= 0)
         return;
     size_t bytes = (size_t)length < sizeof(text) ? (size_t)length : sizeof(text) - 1;
-    ssize_t written = write(STDERR_FILENO, text, bytes);
+    ssize_t written = write(env->log_fd, text, bytes);
     (void)written;
 }
 
@@ -44,5 +44,5 @@ void base_log_write(struct base_env *env, enum base_log_level level, const char 
     if (env->log)
         env->log(env->log_user, level, line);
     else
-        log_to_stderr(env, level, line);
+        log_to_descriptor(env, level, line);
 }

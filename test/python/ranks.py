@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from mooncake import pg
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 
 import pytest
+
 from heddle import _abi
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -8,13 +8,13 @@ import os
 import time
 from typing import Any
 
-import heddle
 import pytest
 import torch
 import torch.distributed as dist
+
+import heddle
 from mooncake import ep, pg
 from mooncake.mooncake_ep_buffer import Buffer, EventOverlap
-
 from ranks import Tree, join, raises, run, until
 
 MAX_TOKENS, HIDDEN, TOP_K, EACH = 6, 160, 3, 4
@@ -321,10 +321,7 @@ def late(rank: int, size: int) -> None:
     dist.barrier()
     one_step(buffer, rank, size, 2)
     # Masked by the caller from the beginning: not waited for, though it is there.
-    if rank != 2:
-        active = torch.tensor([1, 1, 0], dtype=torch.int32)
-    else:
-        active = torch.ones(size, dtype=torch.int32)
+    active = torch.tensor([1, 1, 0], dtype=torch.int32) if rank != 2 else torch.ones(size, dtype=torch.int32)
     out, _, handle, _, _ = buffer.dispatch(x, idx, active, MAX_TOKENS, experts, 300_000, use_fp8=False)
     buffer.combine(experts_on(out, rank, size, experts), idx, weights, active, 300_000, handle)
     dist.barrier()
@@ -376,7 +373,7 @@ def grows(port: int, rank: int) -> None:
         one_step(buffer, rank, 2, 1, zero_copy=True, experts=8)
         x, idx, weights = tokens_of(rank, 2, 2 * EACH)
         full = torch.tensor([1, 1, 0, 0], dtype=torch.int32)  # as long as the capacity
-        out, _, old, _, _ = buffer.dispatch(x, idx, full, MAX_TOKENS, 2 * EACH, -1, use_fp8=False)
+        _out, _, old, _, _ = buffer.dispatch(x, idx, full, MAX_TOKENS, 2 * EACH, -1, use_fp8=False)
         until(lambda: all(pg.get_peer_state(group, [2, 3])), 40)
         ep.activate_ranks(group, [2, 3])
         buffer.update_ep_member()

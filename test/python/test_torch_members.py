@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from heddle.torch import _members, _options
 from mooncake import ep, pg
-
 from ranks import Tree, join, raises, run, until
 
 CPU = torch.device("cpu")

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import run
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from ranks import run
 
 
 def model(seed: int = 0) -> nn.Module:

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from heddle import _abi, _error
+from heddle import _abi, _error, _log
 from heddle._abi import Status, lib
 from heddle.torch._options import settings
 
@@ -112,6 +112,8 @@ class Job:
             rank=rank,
             num_ranks=num_ranks,
             timeout_us=max(1, timeout // datetime.timedelta(microseconds=1)),
+            log_level=_log.level(),
+            log_fd=_log.descriptor(),
         )
         options.bootstrap = ctypes.pointer(self._meeting.struct)
         interface = _interface(store)

@@ -3,6 +3,8 @@
  */
 #include "unit.h"
 
+#include <unistd.h>
+
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
@@ -96,9 +98,18 @@ static void test_log(void **state)
     assert_string_equal(line, "");
     base_log_warn(&env, "key %d", count_evaluation(&evaluated));
     assert_string_equal(line, "key 1");
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
     env.log = NULL;
     env.log_rank = 2;
+    env.log_fd = ends[1];
     base_log_error(&env, "to the default sink %d", 1);
+    ssize_t length = read(ends[0], line, sizeof(line) - 1);
+    assert_true(length > 0);
+    line[length] = 0;
+    assert_string_equal(line, "heddle error rank 2: to the default sink 1\n");
+    (void)close(ends[0]);
+    (void)close(ends[1]);
     assert_string_equal(base_log_level_name(BASE_LOG_INFO), "info");
 }
 
