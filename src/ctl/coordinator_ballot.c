@@ -272,6 +272,16 @@ static void collect_changes(struct ctl_coordinator *c, struct coord_group *group
     }
 }
 
+/* Whoever receives for others on its host changes with the members. So what not all had
+ * received starts again, in a new attempt; nobody has returned it. */
+static void restart_unsettled(struct commit *commit)
+{
+    for (uint32_t i = 0; i < commit->answers.count; i++)
+        if (commit->answers.items[i]->messaged && commit->ready != CTL_X_FOREVER &&
+            commit->change.settled + 1 < commit->changed_from)
+            commit->changed_from = commit->change.settled + 1;
+}
+
 /* Entries that nobody can ask for any more go; a change of x takes all later ones over.
  */
 static void next_attempts(const struct coord_group *group, struct commit *commit)
@@ -379,7 +389,7 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
     commit.change.base = group->view->epoch;
     commit.change.capacity = capacity;
     commit.change.settled = group->view->settled;
-    commit.change.begun = CTL_OP_FOREVER;
+    commit.change.begun = group->view->begun;
     commit.change.link_from = group->view->link_from;
     commit.change.link_to = group->view->link_to;
     if (!empty) {
@@ -388,6 +398,7 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
         if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
             commit.change.settled = commit.ready;
         collect_changes(c, group, &commit);
+        restart_unsettled(&commit);
         coord_link_commit(group, &commit.change, commit.ready, commit.next);
     }
     next_attempts(group, &commit);

@@ -339,7 +339,7 @@ void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
         if (proposal->member != member || proposal->kind == CTL_PROPOSE_JOIN)
             continue;
         /* Its slot is closed, so the others are even behind its last operation. */
-        bool applied = proposal->probe != 0;
+        bool applied = proposal->kind == CTL_PROPOSE_DEACTIVATE && proposal->probe != 0;
         answer_proposal(c, proposal, applied ? HDL_OK : status, 0, applied ? "" : text);
     }
 }

@@ -105,8 +105,8 @@ struct ctl_view {
     uint64_t group; /* creation number, unique in the job */
     uint64_t epoch;
     uint64_t settled; /* messaged chunks up to here count as `ready` from everybody */
-    /* Operations from this number on began nowhere before this view; CTL_OP_FOREVER: not
-     * known of any. */
+    /* Operations from this number on began nowhere before this view, or before the one
+     * that it repeats. */
     uint64_t begun;
     /* Operations not finished yet that end HDL_ELINK; none if from > to. Also those of
      * the views before that are not finished here yet. */

@@ -56,10 +56,8 @@ static void fill_open(struct hdl_group *group, struct ctl_answer *answer)
         if (n == 0)
             continue;
         (void)issued_chunks(group, n, &chunks);
-        answer->open[answer->num_open++] =
-            (struct ctl_open_op){.op = n,
-                                 .num_chunks = (uint32_t)chunks,
-                                 .messaged = group->path && group->path->messaged};
+        answer->open[answer->num_open++] = (struct ctl_open_op){
+            .op = n, .num_chunks = (uint32_t)chunks, .messaged = answer->messaged};
     }
 }
 
@@ -122,6 +120,7 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
     struct hdl_group *group = user;
     set_frozen(group);
     answer->ballot = prepare->ballot;
+    answer->messaged = group->path && group->path->messaged;
     answer->done = own_done(group);
     if (!has_entered(group, &answer->ready)) {
         answer->next = GROUP_X_OP(answer->ready) + 1;

@@ -350,10 +350,20 @@ static void push_again(struct hdl_group *group)
     }
 }
 
+/* A commit that only ends a freeze leaves what is under way as it is, receivers
+ * included. */
+static bool restarts(const struct hdl_group *group, const struct group_view *older)
+{
+    const struct ctl_view *ctl = group->seen->ctl;
+    return ctl->num_attempts > 0 &&
+           ctl->attempts[ctl->num_attempts - 1].epoch > older->ctl->epoch;
+}
+
 static void messaged_adopt(struct hdl_group *group, const struct group_view *older)
 {
-    (void)older;
     finish_settled(group);
+    if (!restarts(group, older))
+        return;
     fall_back(group, group_ready_x(group, group_ready_begin(group)));
     messaged_hosts_adopt(group);
     push_again(group);

@@ -228,14 +228,18 @@ static int32_t receiver_of(struct hdl_group *group, const uint32_t *ranks, uint3
         if (group_view_present(view, rank))
             return (int32_t)rank;
     }
-    /* Only removed ones are left there, which may still be in their last operations. */
+    /* Only removed ones are left there, which may still be in their last operations: the
+     * one that stays longest, until it is through with them. */
+    int32_t latest = -1;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t rank = ranks[(source + i) % n];
         if (group_view_reading(view, rank) &&
-            atomic_load(&group->closed[rank]) != view->ctl->slots[rank].rank_epoch)
-            return (int32_t)rank;
+            (latest < 0 || view->ctl->slots[rank].last > view->ctl->slots[latest].last))
+            latest = (int32_t)rank;
     }
-    return -1;
+    bool through = latest >= 0 && atomic_load(&group->closed[latest]) ==
+                                      view->ctl->slots[latest].rank_epoch;
+    return through ? -1 : latest;
 }
 
 static void set_target(struct hdl_group *group, struct messaged_target *target)
