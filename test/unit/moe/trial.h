@@ -50,6 +50,12 @@ void trial_free(struct trial *t);
 
 /* All steps on a rank; differences are printed and counted in t->failures. */
 void trial_body(struct crowd_rank *self);
+/* Says which input a delivered row is: "token 2 of rank 1 of step 0", "a torn row",
+ * "bytes of no row", and whether its scales are of another. */
+void trial_explain(const struct trial *t, const uint8_t *row, const uint8_t *scales,
+                   char *text, size_t size);
+/* A number for the combination of options and sizes, without the data. */
+uint64_t trial_axes(const struct trial *t);
 /* One line that says what was drawn. */
 void trial_print(const struct trial *t, uint64_t seed, char *text, size_t size);
 
