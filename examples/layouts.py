@@ -4,6 +4,8 @@
 torchrun --nproc-per-node 4 examples/layouts.py        (or: heddle run -n 4 -- python examples/layouts.py)
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 
@@ -37,9 +39,8 @@ def pipeline_parallel(rank: int, size: int, x: torch.Tensor, layers: list[torch.
 
 def data_parallel(rank: int, size: int, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Requests are divided, answers collected."""
-    mine = x.chunk(size)[rank] @ w
-    out = torch.empty(size * mine.size(0), mine.size(1))
-    dist.all_gather_into_tensor(out, mine)
+    out = torch.empty(x.size(0), w.size(1))
+    dist.all_gather_into_tensor(out, x.chunk(size)[rank] @ w)
     return out
 
 
@@ -83,9 +84,7 @@ def main() -> None:
     x, w, v = torch.randn(32, 16), torch.randn(16, 8 * size) / 4, torch.randn(8 * size, 16) / 4
     layers = [torch.randn(16, 16) / 4 for _ in range(size)]
     assert torch.allclose(tensor_parallel(rank, size, x, w, v), torch.relu(x @ w) @ v, atol=1e-4)
-    expected = x
-    for layer in layers:
-        expected = torch.tanh(expected @ layer)
+    expected = functools.reduce(lambda h, layer: torch.tanh(h @ layer), layers, x)
     assert torch.allclose(pipeline_parallel(rank, size, x, layers), expected, atol=1e-5)
     assert torch.allclose(data_parallel(rank, size, x, w), x @ w, atol=1e-4)
     expert_parallel(rank, size, x, torch.arange(1.0, size + 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+from collections.abc import Callable
 from typing import Any
 
 from heddle import _error
@@ -29,10 +30,17 @@ def init(**options: Any) -> Group:
     return _World(Context(**options))
 
 
+#: Groups that have no Group object: heddle.torch adds its own.
+stats_sources: list[Callable[[], dict[str, dict[str, int]]]] = []
+
+
 def stats() -> dict[str, dict[str, int]]:
-    """Counters of every open group of this process, by its name."""
+    """Counters of every open group of this process, by its name ("torch 0" for torch's group "0")."""
     groups = [child for context in open_contexts() for child in context.children() if isinstance(child, Group)]
-    return {group.name: group.stats() for group in groups}
+    found = {group.name: group.stats() for group in groups}
+    for source in stats_sources:
+        found |= source()
+    return found
 
 
 def info() -> dict[str, Any]:

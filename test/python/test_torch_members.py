@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import socket
 import time
 import warnings
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import heddle
 from heddle.torch import _members, _options
 from mooncake import ep, pg
 from ranks import Tree, join, raises, run, until
@@ -549,3 +551,44 @@ def test_import_does_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         importlib.reload(ep)
+
+
+# ------------------------------------------------------------------------ programs written for the peer
+
+
+def begins_small(rank: int, port: int, ready: int) -> None:
+    """Half of the ranks meet, part, and meet again with all, on the same address: as its own test does."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    if rank < 2:
+        dist.init_process_group(backend="mooncake-cpu", rank=rank, world_size=2)
+        dist.barrier()
+        dist.destroy_process_group()
+        os.write(ready, b"x")
+    dist.init_process_group(backend="mooncake-cpu", rank=rank, world_size=4)
+    x = torch.tensor([rank + 1], dtype=torch.int32, device="cpu")
+    dist.all_reduce(x, op=dist.ReduceOp.SUM)
+    assert int(x) == 10
+    dist.barrier()
+
+
+def test_a_larger_world_on_the_same_address() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    get, put = os.pipe()
+    with Tree() as tree:
+        pids = [tree.fork(f"rank {rank}", begins_small, rank, port, put) for rank in range(2)]
+        assert os.read(get, 1) and os.read(get, 1)
+        pids += [tree.fork(f"rank {rank}", begins_small, rank, port, put) for rank in (2, 3)]
+        for pid in pids:
+            tree.result(pid)
+
+
+def counted(rank: int, size: int) -> None:
+    dist.all_reduce(torch.ones(8))
+    found = heddle.stats()["torch 0"]
+    assert found["ops_issued"] >= 1 and found["ops_failed"] == 0 and dist.group.WORLD.stats().keys() == found.keys()
+
+
+def test_statistics() -> None:
+    run(2, counted)

@@ -27,6 +27,7 @@ from torch._C import _distributed_c10d as c10d
 
 from heddle import _abi, _error
 from heddle._abi import ANY_SOURCE, DType, MemberState, Status, lib
+from heddle._job import stats_sources
 from heddle.torch._job import Job
 from heddle.torch._options import MooncakeBackendOptions
 from heddle.torch._work import PENDING, Completer, Finished, Future, Many, Pending, Work, complete, micros
@@ -56,6 +57,7 @@ _DTYPES = {dtype: int(code) for dtype, code in _CODES.items()}
 _U8 = int(DType.U8)
 _SUM = dist.ReduceOp.SUM
 _PREMUL_SUM = int(_abi.RedOp.PREMUL_SUM)
+_AllreduceOptions = c10d.AllreduceOptions
 _UNSET = datetime.timedelta(milliseconds=-1)
 # Signatures differ among versions of torch.
 _Base: Any = dist.ProcessGroup
@@ -310,25 +312,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         in_order: bool = True,
     ) -> Work:
         """One operation; `memory` and `after` as in Pending."""
+        if _profiler._is_profiler_enabled and name[:8] != "heddle::":
+            with _profiler.record_function(f"heddle::{name}"):
+                return self._issue(f"heddle::{name}", function, args, call, wait, outputs, memory, after, in_order)
         if after is None and memory is not None and memory.copies:
             after = memory.after
-        if _profiler._is_profiler_enabled:
-            with _profiler.record_function(f"heddle::{name}"):
-                return self._start(name, function, args, call, wait, outputs, memory, after, in_order)
-        return self._start(name, function, args, call, wait, outputs, memory, after, in_order)
-
-    def _start(
-        self,
-        name: str,
-        function: Any,
-        args: tuple[Any, ...],
-        call: _abi.Call,
-        wait: bool,
-        outputs: list[torch.Tensor],
-        memory: _Memory | None,
-        after: Callable[[Work], None] | None,
-        in_order: bool,
-    ) -> Work:
         handle = self._handle if self._handle is not None else self._alive()
         if self._lagging:
             self.refresh()
@@ -381,34 +369,34 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def allreduce(self, tensors: Any, opts: Any = None) -> Work:
         """In place. tensors: a list of one tensor."""
-        if type(opts) is not c10d.AllreduceOptions:
-            opts = _options(c10d.AllreduceOptions, opts)
+        if type(opts) is not _AllreduceOptions:
+            opts = _options(_AllreduceOptions, opts)
             tensors = _tensors(tensors)
+        memory = None
         try:
             (tensor,) = tensors
             code = _DTYPES.get(tensor.dtype)
             if tensor.is_cpu and code is not None and tensor.is_contiguous():
-                redop, call = self._reduction(opts, None)
                 data, count = tensor.data_ptr(), tensor.numel()
-                if not opts.asyncOp and self._coalescing is None and not _profiler._is_profiler_enabled:
-                    status = lib.hdl_allreduce(self._handle, data, data, count, code, redop, call, None)
-                    if self._lagging:
-                        self.refresh()
-                    return self._done if status == 0 else self._ended("all_reduce", tensors, status)
-                memory = None
             else:
                 memory = _Memory(tensor)
                 packed = memory.target(tensor)
-                redop, call = self._reduction(opts, memory)
                 data, count, code = packed.data_ptr(), packed.numel(), memory.code
+            redop, call = self._reduction(opts, memory)
         except _error.Error:
             raise
         except Exception:
             self._refuse(1)
             raise
-        args = (data, data, count, code, redop)
+        wait = not opts.asyncOp
+        if wait and memory is None and self._coalescing is None and not _profiler._is_profiler_enabled:
+            status = lib.hdl_allreduce(self._handle, data, data, count, code, redop, call, None)
+            if self._lagging:
+                self.refresh()
+            return self._done if status == 0 else self._ended("all_reduce", tensors, status)
         # The tensor itself is kept by the list of outputs.
-        return self._issue("all_reduce", lib.hdl_allreduce, args, call, not opts.asyncOp, tensors, memory)
+        args = (data, data, count, code, redop)
+        return self._issue("all_reduce", lib.hdl_allreduce, args, call, wait, tensors, memory)
 
     def _ended(self, name: str, tensors: list[torch.Tensor], status: int) -> Work:
         self._alive()
@@ -768,6 +756,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """The C library's group."""
         return self._alive()
 
+    def stats(self) -> dict[str, int]:
+        """Counters since creation, by the names of struct hdl_group_stats."""
+        found = _abi.GroupStats()
+        _error.check(lib.hdl_group_stats(self._alive(), found))
+        return {name: getattr(found, name) for name, _ in _abi.GroupStats._fields_[1:]}  # type: ignore[misc]
+
     def failed(self, work: Work, status: int, detail: str) -> None:
         """An operation ended without success; the mirror is brought up to date before its wait() returns."""
         self.unsynced_failures |= bool(work.failed)
@@ -839,3 +833,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 def _is_async(opts: Any) -> bool:
     """Options of older versions of torch do not say it."""
     return getattr(opts, "asyncOp", True)
+
+
+def _stats() -> dict[str, dict[str, int]]:
+    return {f"torch {group.getGroupName()}": group.stats() for group in _groups}
+
+
+stats_sources.append(_stats)

@@ -51,15 +51,16 @@ class Work(dist.Work):
     failed: in-group ranks whose data is missing or that caused the failure, ascending; () if none.
     """
 
+    failed: tuple[int, ...] = ()
+    _status = PENDING
+    _error: BaseException | None = None
+    _future: Future | None = None
+
     def __init__(self, group: ProcessGroup, name: str, outputs: list[torch.Tensor]) -> None:
         super().__init__()
         self.group = group
         self.name = name
-        self.failed: tuple[int, ...] = ()
         self._outputs = outputs
-        self._status = PENDING
-        self._error: BaseException | None = None
-        self._future: Future | None = None
         self._lock = threading.Lock()
 
     def _block(self, timeout_us: int) -> bool:
@@ -158,6 +159,9 @@ class Finished(Work):
 class Pending(Work):
     """An operation with a handle. It keeps its tensors; its group keeps it until it is finished."""
 
+    _waiters = 0
+    _source = -1
+
     def __init__(
         self,
         group: ProcessGroup,
@@ -173,8 +177,6 @@ class Pending(Work):
         self._keep = keep
         self._after = after
         self._in_order = in_order
-        self._waiters = 0
-        self._source = -1
 
     def _block(self, timeout_us: int) -> bool:
         with self._lock:
@@ -203,7 +205,7 @@ class Pending(Work):
         if status != 0:
             failed = read_mask(lambda mask, words: lib.hdl_op_failed(op, mask, words), group.capacity)
             detail = lib.hdl_op_detail(op).decode(errors="replace")
-        if self.name == "recv" and status == 0:
+        if self.name.endswith("recv") and status == 0:
             rank = ctypes.c_int32(-1)
             lib.hdl_op_source(op, rank, None)
             self._source = rank.value
