@@ -390,6 +390,7 @@ enum hdl_status group_restart(struct hdl_group *group)
     char *name = group->name;
     group_view_callback *callback = atomic_load(&group->on_view);
     void *user = group->on_view_user;
+    int over = atomic_load(&group->over);
     group_worker_cancel(&engine->notifier, &group->notify_job);
     close_host_group(group);
     take_apart(group);
@@ -403,7 +404,7 @@ enum hdl_status group_restart(struct hdl_group *group)
     enum hdl_status status = build(group, &shape);
     if (status == HDL_OK)
         return HDL_OK;
-    /* Still fenced: hdl_group_join may be tried again, hdl_group_destroy works. */
+    /* As before: hdl_group_join may be tried again, hdl_group_destroy works. */
     memset(group, 0, sizeof(*group));
     group->engine = engine;
     group->opts = opts;
@@ -411,7 +412,7 @@ enum hdl_status group_restart(struct hdl_group *group)
     group->shape = shape;
     group_job_init(&group->attach_job, group_attach_run);
     group_job_init(&group->notify_job, group_notify_run);
-    atomic_store(&group->over, HDL_EFENCED);
+    atomic_store(&group->over, over);
     group->magic = GROUP_MAGIC;
     return status;
 }

@@ -130,8 +130,8 @@ enum hdl_status hdl_group_join(struct hdl_group *group, int64_t timeout_us,
     enum hdl_status status = timeout_of(timeout_us, JOIN_NS, &ns);
     if (status != HDL_OK)
         return status;
-    if (group && group->magic == GROUP_MAGIC &&
-        atomic_load(&group->over) == (int)HDL_EFENCED)
+    int over = group && group->magic == GROUP_MAGIC ? atomic_load(&group->over) : HDL_OK;
+    if (over == HDL_EFENCED || over == HDL_ECOORD)
         status = group_restart(group);
     if (status == HDL_OK)
         status = propose(group, CTL_PROPOSE_JOIN, NULL, 0, ns, &number);

@@ -394,11 +394,16 @@ static void messaged_start(struct hdl_group *group, struct hdl_op *op)
         m->readying = op;
 }
 
+/* Who has not come, and only if all have: whose `ready` is missing. The others may wait
+ * for the same rank as this one. */
 static void messaged_missing(const struct hdl_op *op, uint64_t *mask)
 {
     struct hdl_group *group = op->group;
     const struct messaged *m = messaged_of(group);
     mapped_missing(op, mask);
+    for (uint32_t w = 0; w < group->seen->num_words; w++)
+        if (mask[w])
+            return;
     uint64_t x = GROUP_X(op->number, op->pulled);
     for (uint32_t r = 0; r < group->capacity; r++) {
         if (r == group->rank || !m->heads[r] || !group_view_present(group->seen, r))

@@ -111,8 +111,7 @@ static void carry_out(struct host *host, struct ctl_action *action)
     case CTL_DO_REFUSED:
         host_set_stage(host, HOST_REFUSED, action->status, action->text);
         break;
-    case CTL_DO_COORDINATOR_LOST:
-        host_connector_stop(host);
+    case CTL_DO_COORDINATOR_LOST: /* trying goes on: the network may come back */
         if (!host->leaving)
             base_log_warn(host->env, "coordinator lost: %s",
                           action->text ? action->text : "connection closed");

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The coordinator's rank is lost: HDL_ECOORD on all survivors within 2 s, idle or in an
- * operation; a group without that rank goes on if its ranks live on one host.
+ * The coordinator's rank is lost: HDL_ECOORD on all survivors within 2 s, idle, in an
+ * operation, or while a rank waits for its admission; a group without that rank goes on
+ * if its ranks live on one host.
+ *
+ *     coordinator idle|busy|joining
  */
 #include <signal.h>
 #include <string.h>
@@ -9,10 +12,48 @@
 
 #include "rank.h"
 
+static struct rank self;
+
+/* Ranks 0 to 2 are members, rank 3 waits to become one, rank 1 waits to admit it: nobody
+ * hears of it any more. */
+static int joining(void)
+{
+    struct hdl_group_opts opts = {.size = sizeof(opts),
+                                  .rank = rank_env("RANK"),
+                                  .num_ranks = 3,
+                                  .capacity = 5,
+                                  .join = rank_env("RANK") == 3};
+    const int32_t both[] = {3, 4};
+    CHECK_OK(hdl_context_create(NULL, &self.context));
+    CHECK_OK(hdl_group_create(self.context, &opts, &self.group));
+    enum hdl_status status = HDL_OK;
+    if (opts.rank == 0) {
+        rank_sleep_ms(200);
+        raise(SIGKILL);
+    } else if (opts.rank == 3) {
+        status = hdl_group_join(self.group, 0, NULL);
+    } else if (opts.rank == 1) {
+        status = hdl_group_admit(self.group, both, 2, 0, NULL);
+    } else {
+        while (status == HDL_OK)
+            status = hdl_barrier(self.group, NULL, NULL);
+    }
+    CHECK_STATUS(status, HDL_ECOORD);
+    CHECK_STATUS(hdl_group_join(self.group, 0, NULL), HDL_ECOORD);
+    rank_leave(&self);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "busy";
-    struct rank self;
+    if (strcmp(mode, "joining") == 0) {
+        double start = rank_now();
+        int code = joining();
+        CHECK(rank_now() - start < 4.0 * RANK_SLOW, "the end came after %.2f s",
+              rank_now() - start);
+        return code;
+    }
     static const int32_t others[] = {1, 2, 3};
     struct hdl_group *apart = NULL;
     rank_join(&self);

@@ -144,6 +144,8 @@ int main(int argc, char **argv)
     CHECK(outcome.failed == 1 << LOST, "failed set %#lx", (long)outcome.failed);
     CHECK(seconds < 1.0 * RANK_SLOW + 5 * loop_time,
           "the operation took %.3f s, usually %.3f", seconds, loop_time);
+    if (outcome.prefix > 0)
+        rank_say("cut in the middle");
     check_uniform(&outcome);
     check_after();
     struct hdl_group_stats stats = {.size = sizeof(stats)};

@@ -2,6 +2,7 @@
 /* Checks, joining, and values of every type for the rank programs. */
 #include "rank.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,16 @@ void rank_sleep_ms(int ms)
     struct timespec time = {ms / 1000, (long)(ms % 1000) * 1000000};
     while (nanosleep(&time, &time) != 0)
         continue;
+}
+
+void rank_await_cont(bool wait)
+{
+    sigset_t set;
+    int got;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCONT);
+    CHECK(pthread_sigmask(SIG_BLOCK, &set, NULL) == 0, "no mask");
+    CHECK(!wait || sigwait(&set, &got) == 0, "no signal");
 }
 
 double rank_now(void)

@@ -59,6 +59,9 @@ void rank_check_failed(int lost);
 /* One line on stdout at once, for the runner's hooks. */
 void rank_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void rank_sleep_ms(int ms);
+/* Until the runner sends SIGCONT, which is blocked at the first call: call it with `wait`
+ * false before the line can be printed that makes the runner send it. */
+void rank_await_cont(bool wait);
 double rank_now(void);
 
 /* Element `i` of an array of any type, as a number (complex: the real part, imag = 2 *

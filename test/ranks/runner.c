@@ -12,7 +12,7 @@
  * --kill 137
  * --hosts H       the ranks are spread in blocks over H network namespaces
  * --until TEXT    runs the tree again until a rank has printed a line that begins with
- * TEXT, for every TEXT given: the branches that a test must have taken. At most 40 times;
+ * TEXT, for every TEXT given: the branches that a test must have taken. At most 50 times;
  * as often in any case if HEDDLE_SOAK is set
  * --sweep R:F:M   runs the tree again and again with fault_preload.c in it: the n-th call
  * of function F on rank R fails, n = 1 to M or until there are no more calls: no
@@ -35,7 +35,7 @@
 #include "tools/netns.h"
 #include "tools/procs.h"
 
-enum { MAX_HOOKS = 64, MAX_ENV = 64, MAX_UNTIL = 8, MAX_RUNS = 40, SKIPPED = 77 };
+enum { MAX_HOOKS = 64, MAX_ENV = 64, MAX_UNTIL = 8, MAX_RUNS = 50, SKIPPED = 77 };
 
 struct hook {
     int signal;
