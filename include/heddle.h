@@ -587,16 +587,31 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
 /* --------------------------------------------------------------- mixture of experts */
 
 /*
- * Exchange of token rows with the ranks that hold their experts. R = capacity of the
- * group, E = num_experts, L = experts of this rank, T = tokens of this rank in this step,
- * M = max_tokens, k = top_k, H = hidden, S = R / dp_size = sources of rows.
+ * Exchange of token rows with the ranks that hold their experts.
+ *
+ *   R  capacity of the group           T  tokens of this rank in this step, 0 to M
+ *   E  num_experts                     M  max_tokens
+ *   L  experts of this rank            k  top_k
+ *   S  sources of rows, R / dp_size    H  hidden
  *
  * A step is dispatch, the caller's expert computation, combine. All ranks take part in
  * every step, also without tokens. A row crosses between two ranks once, however many of
  * its experts live there. Same inputs give the same bytes in the same order, on every
  * transport and device. Steps take no op numbers and are independent of collectives.
  *
- * One thread at a time may be inside the functions of one exchange.
+ * Arrays are dense, the last index fastest; sizes are in elements or rows, times in
+ * microseconds, and pointers need the alignment of one element only. Memory that a call
+ * is given may be used again when the call returns.
+ *
+ * Threads: any thread may call, one at a time for one exchange; different exchanges are
+ * independent. Calls of dispatch and combine allocate nothing, and make no system calls
+ * but those of waiting. Not from the library's callbacks, and not in a forked child.
+ *
+ * Errors that every function may return, and that are not named again below:
+ *   HDL_EINVAL    moe is not an exchange; a struct has a wrong size, or sets bytes that
+ *                 this version does not know
+ *   HDL_EABORTED, HDL_ECOORD, HDL_EFENCED, HDL_ELINK: the group has ended so; destroying
+ *                 is all that is left
  */
 struct hdl_moe;
 
@@ -673,37 +688,47 @@ struct hdl_moe_sizes {
 };
 
 /*
- * Exact sizes for `num_ranks` ranks; allocates nothing. HDL_EINVAL as hdl_moe_create;
- * a size beyond 63 bits is HDL_EINVAL naming the parameters, never a wrapped value.
+ * Fills *sizes for a group of capacity `num_ranks`. Exact; allocates nothing, needs no
+ * group, any thread.
+ *   HDL_EINVAL    as for hdl_moe_create; a size beyond 63 bits (the parameters are named,
+ *                 a value never wraps); sizes is NULL
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_size_hint(const struct hdl_moe_opts *opts,
                                                          int32_t num_ranks,
                                                          struct hdl_moe_sizes *sizes);
 
 /*
- * Collective of the group. Options are compared: a difference is HDL_ECONFIG on all
- * ranks, naming the field, both values and both ranks. HDL_EINVAL: a value out of range,
- * k > E, E % R != 0 without a map, an expert without a holder, an id listed twice or not
- * ascending. HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes. The group must outlive
- * the exchange.
+ * Makes an exchange. A collective of the group: all active ranks call it with equal
+ * options, in the same order as their other collectives. It exists on all of them
+ * afterwards, or on none. *moe is written on success. The group must outlive it.
+ *   HDL_EINVAL    on this rank a value is out of range, k > E, E % R != 0 without a map,
+ *                 an expert has no holder, ids of a rank do not ascend
+ *   HDL_EPEER     another rank got such an error (it is named), or was lost meanwhile
+ *   HDL_ECONFIG   options differ: field, both values and both ranks are named, the same
+ *                 on all ranks
+ *   HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes, or no descriptor for it
+ *   HDL_ETIMEDOUT timeout_us of the options is over
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_create(struct hdl_group *group,
                                                       const struct hdl_moe_opts *opts,
                                                       struct hdl_moe **moe);
-/* Local; open steps are dropped. NULL is legal. */
+/* Frees it. Local, any thread, no other call on it may be running; open steps are
+ * dropped. NULL is legal. Peers that are still in a step wait for this rank until their
+ * deadline, so ranks usually finish their steps first. */
 HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
 /*
- * After a change of membership, or to move experts: a collective of the present members,
+ * After a change of membership, or to move experts. A collective of the present members,
  * in which a new member calls hdl_moe_create with the same options and the new map. Links
- * all members in a new generation. expert_counts and expert_ids as in the options, with 0
- * experts where no member is; NULL = the map stays. Steps that are open end: their
- * handles are HDL_ESTALE. Memory of hdl_moe_next_combine_buffer is gone. Errors as for
- * creation; after one the exchange is as before.
+ * all members in a new generation. expert_counts [R] and expert_ids as in the options,
+ * with 0 experts where no member is; NULL = the map stays. Steps that are open end: their
+ * handles are HDL_ESTALE. Memory of hdl_moe_next_combine_buffer is gone, counters go on.
+ *   errors        as for hdl_moe_create; after one the exchange is as it was
+ *   HDL_ENOTSUP   it had 65535 updates
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_update(struct hdl_moe *moe,
                                                       const int32_t *expert_counts,
                                                       const int32_t *expert_ids);
-/* L, experts of this rank. */
+/* L, experts of this rank; never fails. */
 HDL_API int32_t hdl_moe_local_experts(const struct hdl_moe *moe);
 
 /* One step, from its dispatch to its combine: a value, copied freely, used once. */
@@ -761,17 +786,28 @@ struct hdl_moe_received {
 };
 
 /*
- * dispatch = dispatch_send, then dispatch_recv. dispatch_send waits for nobody. Steps use
- * lanes in turn: HDL_EBUSY if the lane of this step has not had its combine (or its
- * dispatch_recv). `handle` is written by send also if the step will be INCOMPLETE.
+ * Dispatch: the ranks that hold a token's experts receive its row. Every active rank
+ * calls it once a step, as one call or as its two phases; ranks need not choose alike.
  *
- * HDL_OK, HDL_INCOMPLETE (see hdl_moe_call.active), or
- * HDL_EINVAL  T > M, no rows with T > 0, an id < -1 or >= E (token, position and value
- * are named), own rank masked, weights missing. What could be said to the peers was said:
- * they get HDL_EPEER. The step is over on all ranks, the next one works. HDL_EPEER   a
- * peer refused its arguments; it, and the values, are named. As above. HDL_ESTALE  the
- * handle was used, or is older than an update. HDL_EINVAL: not of this exchange. or what
- * ended the group: HDL_EABORTED, HDL_ECOORD, HDL_EFENCED.
+ *   dispatch        dispatch_send, then dispatch_recv
+ *   dispatch_send   checks and sends the own tokens; waits for nobody
+ *   dispatch_recv   waits for the headers and rows of all sources, delivers them
+ *
+ * Steps use lanes in turn, in the order of these calls. *handle names the step for the
+ * calls that follow; it is written also when the result is HDL_INCOMPLETE. `received` is
+ * filled by HDL_OK and HDL_INCOMPLETE.
+ *
+ *   HDL_INCOMPLETE  a source did not come in time, is absent or was left behind: its
+ *                   entry in call->active is 0 now. Rows that it announced and that did
+ *                   not come are zeros, with source token -1
+ *   HDL_EBUSY       the lane of this step has not had its combine: nothing was done
+ *   HDL_EINVAL      T > M, NULL data with T > 0, an id < -1 or >= E (token, position and
+ *                   value are named), own rank masked, no weights without late_weights.
+ *                   Peers were told; the step is over on all ranks, the next one works
+ *   HDL_EPEER       a peer refused its arguments so; it and its values are named
+ *   HDL_ESTALE      (recv) the handle was used, or is older than an update
+ *   HDL_EINVAL      (recv) the handle is of another exchange or of none; rows to receive
+ *                   into are NULL. The step stays open
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_dispatch(struct hdl_moe *moe, const struct hdl_moe_tokens *tokens,
@@ -804,7 +840,16 @@ struct hdl_moe_result {
 };
 
 /*
- * For every own token the sum over its valid entries of weight * expert output. A holder
+ * Combine: for every own token the sum over its valid entries of weight * expert output.
+ * Every active rank calls it once a step, after its dispatch, as one call or as its two
+ * phases; the steps of two lanes may be combined in any order, the same on all ranks.
+ *
+ *   combine        combine_send, then combine_recv; with late weights it exchanges them
+ *                  first
+ *   combine_send   sends what the own experts made; waits for nobody
+ *   combine_recv   waits for the contributions to the own tokens and adds them
+ *
+ * The sums have one defined order, hence one value in all bits. A holder
  * adds fmaf(weight, x, acc) from +0 in f32, its experts ascending, and rounds to the wire
  * type; the owner adds contributions in f32, ranks ascending, then biases, then the old
  * output, and rounds once. With `exact`, or in a split combine with late weights, the
@@ -812,11 +857,16 @@ struct hdl_moe_result {
  * then biases. The owner's call decides how its tokens are summed: other ranks may call
  * the phases apart or not, in the same step.
  *
- * combine = combine_send, then combine_recv; only that with late weights combine first
- * exchanges the weights. combine_send waits for nobody; its rows may be reused after it.
- * HDL_INCOMPLETE: a token lacks a contribution (`missing` says which) or a rank was
- * dropped. Errors as for dispatch; HDL_EPEER: with late weights this rank called
- * combine_send and another of its DP group combine. HDL_ENOTSUP: opaque rows.
+ *   HDL_INCOMPLETE  a token lacks a contribution (`missing` says which), or a rank was
+ *                   dropped (its entry in call->active is 0 now). The step is over
+ *   HDL_EINVAL      rows are NULL where some were received; result rows are NULL with
+ *                   T > 0; no weights although dispatch had none: the step is over, peers
+ *                   lack this rank's part. Own rank masked, a handle of another exchange
+ *                   or of none, or before dispatch_recv: nothing was done
+ *   HDL_ESTALE      the handle was used, or is older than an update
+ *   HDL_EPEER       with late weights this rank called combine_send and another of its DP
+ *                   group combine: the step is over
+ *   HDL_ENOTSUP     opaque rows
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_combine(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
@@ -831,13 +881,18 @@ hdl_moe_combine_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
                      const struct hdl_moe_result *result,
                      const struct hdl_moe_call *call);
 
-/* Registered memory shaped like the input of combine, one per lane, from dispatch_send to
- * the end of that step's combine. HDL_ESTALE, HDL_EINVAL as for combine. */
+/*
+ * *rows = registered memory shaped like the input of combine (combine_buffer_bytes of
+ * size_hint), one for each lane: what lies there crosses without a copy. Valid from
+ * dispatch_send to the end of that step's combine; contents are not kept between steps.
+ *   HDL_ESTALE, HDL_EINVAL, HDL_ENOTSUP as for combine
+ */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_moe_next_combine_buffer(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
                             void **rows);
 
-/* Counters since creation, and the last failure. */
+/* Counters since creation (they pass over updates, except expert_rows: an update may move
+ * experts), and the last failure. */
 struct hdl_moe_state {
     size_t size;
     uint64_t generation;
@@ -854,6 +909,7 @@ struct hdl_moe_state {
     uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */
     uint64_t *bytes_received; /* in: [R] or NULL */
 };
+/* Fills *state. Local; HDL_EINVAL if state is NULL. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_status(const struct hdl_moe *moe,
                                                       struct hdl_moe_state *state);
 
