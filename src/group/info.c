@@ -129,6 +129,8 @@ enum hdl_status hdl_group_stats(const struct hdl_group *group,
                                 .views = counter(&from->views),
                                 .redone_chunks = counter(&from->redone_chunks),
                                 .stale_drops = counter(&from->stale_drops)};
+    if (group->engine->net)
+        s.stale_drops += net_stale(group->engine->net);
     if (group->host_group) {
         struct host_group_stats host;
         host_group_stats(group->host_group, &host);

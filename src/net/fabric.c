@@ -279,6 +279,8 @@ void net_fabric_fill_handle(const struct net_fabric *fabric, struct net_handle *
 static void handle_completion(struct net_fabric *fabric, struct fabric_op *op,
                               size_t length, int error)
 {
+    if (fabric_test_loses(fabric, op))
+        return;
     switch (op->kind) {
     case FABRIC_OP_MESSAGE:
         fabric_message_done(fabric, (struct fabric_message *)op, error);

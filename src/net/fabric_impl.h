@@ -153,7 +153,10 @@ struct net_fabric {
     struct fid_cq *cq;
     struct fid_ep *ep;
     int wait_fd;
-    bool held; /* test hook */
+    /* test hooks */
+    bool held;
+    uint32_t lose;
+    struct fabric_link *lose_link;
     char provider[NET_MAX_PROVIDER];
     char transport[NET_MAX_PROVIDER + 8];
     uint8_t address[NET_MAX_ADDRESS];
@@ -251,6 +254,9 @@ void fabric_arrivals_attend(struct net_fabric *fabric, struct fabric_link *link,
 /* The link is back: what the provider still holds is read again. */
 void fabric_arrivals_again(struct net_fabric *fabric, struct fabric_link *link);
 void fabric_read_done(struct net_fabric *fabric, struct fabric_piece *piece, int error);
+
+/* hooks.c: true if a test has the completion disappear. */
+bool fabric_test_loses(struct net_fabric *fabric, struct fabric_op *op);
 
 /* fabric_receive.c */
 /* Checks the put, carries it out with its payload. */

@@ -368,14 +368,16 @@ static void link_resend(struct net_fabric *fabric, struct fabric_link *link, int
         link->probed_at = now;
         link_probe(fabric, link);
     }
-    if (link->base == link->post || now - oldest->posted_at < link->resend_after)
+    bool held = oldest->posted; /* also if its turn has come again */
+    if ((link->base == link->post && !held) ||
+        now - oldest->posted_at < link->resend_after)
         return;
     if (link->users == 0 && link->opened && link->resend_after == last_resend_ns) {
         link_drop(fabric, link);
         return;
     }
     oldest->posted_at = now;
-    if (oldest->posted)
+    if (held)
         link_renew(fabric, link, oldest);
     link->resend_after *= 2;
     if (link->resend_after > last_resend_ns)

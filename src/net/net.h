@@ -257,6 +257,9 @@ size_t net_describe(struct base_env *env, char *json, size_t room);
 /* Shuts down the sockets between this process and the peer, as a cut cable would. Returns
  * how many there were. */
 int net_test_break_link(struct hdl_peer_window *remote);
+/* The n-th thing that fabric's provider hands over is lost (0 = nothing is), or with a
+ * peer given the link to it is broken there. */
+void net_test_lose(struct net *net, uint32_t n, struct hdl_peer_window *broken);
 /* While set, no link is re-established. */
 void net_test_hold_links(struct net *net, bool held);
 
