@@ -14,7 +14,7 @@
 enum { WINDOW = 4 << 20, FLAGS = WINDOW - 4096 };
 
 static const size_t sizes[] = {0,    1,    7,    8,     255,     256,          257,
-                               8191, 8192, 8193, 65536, 1 << 20, (3 << 20) + 5};
+                               4352, 4353, 8193, 65536, 1 << 20, (3 << 20) + 5};
 enum { NUM_SIZES = sizeof(sizes) / sizeof(sizes[0]) };
 
 static uint8_t pattern(size_t i, size_t round, int side)
