@@ -3,10 +3,10 @@
 # As a rank of two on two hosts: raw TCP from rank 1 to rank 0, by iperf3, for $1 seconds.
 set -eu
 if [ "$RANK" = 0 ]; then
-    exec iperf3 -s -1 -B "$MASTER_ADDR" -p 5201 >/dev/null
+    exec timeout $(($1 + 20)) iperf3 -s -1 -B "$MASTER_ADDR" -p 5201 >/dev/null
 fi
 tries=0
-until iperf3 -c "$MASTER_ADDR" -p 5201 -t "$1" -l 1M -J >"/tmp/heddle-iperf-$$" 2>/dev/null; do
+until timeout $(($1 + 5)) iperf3 --connect-timeout 2000 -c "$MASTER_ADDR" -p 5201 -t "$1" -l 1M -J >"/tmp/heddle-iperf-$$" 2>/dev/null; do
     tries=$((tries + 1))
     [ "$tries" -lt 20 ] || exit 1
     sleep 0.1
