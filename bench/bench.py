@@ -5,13 +5,20 @@
     ./run bench [--quick] [--rounds N] [--only PART,...]
 
 Parts: 2, 4, 8 (ranks), fabric, start. Writes table.md, results.json and plot.png under build/bench/.
-A ratio is Heddle's time divided by the peer's in the same round; shown are the median and the smallest
-and largest of the rounds."""
+
+On a virtual machine the distance between two cores changes while one looks on: the host moves them
+between hardware threads of one core, cores with a common cache, and cores without. Every time from 8 B
+to 1 MiB follows it by a factor of two to ten. So the distance (a word's way there and back) is measured
+before and after each program, and a ratio divides Heddle's time by the median of the peer's times at the
+same distance; shown are the median and the smallest and largest over the rounds, and the median at each
+distance. What ran while the distance changed is not compared."""
 import argparse
 import datetime
 import json
+import math
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -59,13 +66,24 @@ def target(ranks, op, size):
     return (0.5, 0.5) if op == "allreduce" else (None, None)
 
 
-def run(command, timeout=600, **extra):
+def run(command, timeout=60, **extra):
+    """A program's JSON lines; one that hangs is ended with all that it started."""
     env = dict(os.environ, PYTHONWARNINGS="ignore", OMPI_MCA_btl_base_warn_component_unused="0", **extra)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, cwd=ROOT,
-                          stdin=subprocess.DEVNULL, check=False)
-    if done.returncode != 0:
-        say(f"failed with {done.returncode}: {' '.join(command)}\n{done.stderr[-2000:]}")
-    lines = (line[line.find("{"):] for line in done.stdout.splitlines() if "{" in line)
+    output = errors = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT,
+                          stdin=subprocess.DEVNULL, start_new_session=True) as child:
+        for sign, patience in ((signal.SIGTERM, timeout), (signal.SIGKILL, 5)):
+            try:
+                output, errors = child.communicate(timeout=patience)
+                break
+            except BaseException as problem:
+                say(f"ended with signal {sign}: {' '.join(command)}")
+                os.killpg(child.pid, sign)
+                if not isinstance(problem, subprocess.TimeoutExpired):
+                    raise
+    if child.returncode != 0:
+        say(f"failed with {child.returncode}: {' '.join(command)}\n{errors[-2000:]}")
+    lines = (line[line.find("{"):] for line in output.splitlines() if "{" in line)
     return [json.loads(line) for line in lines]
 
 
@@ -73,22 +91,56 @@ def say(text):
     print(text, file=sys.stderr, flush=True)
 
 
+def distance():
+    """Nanoseconds of a word's way from one core to another and back, and the class that it belongs to:
+    distances of one class differ by less than a factor of four."""
+    lines = run([str(OUT / "first"), "cores"], timeout=20)
+    ns = lines[0]["cores_ns"] if lines else 0
+    return ns, round(math.log2(ns) / 2) if ns else None
+
+
 class Results:
-    """Median time of every round, by (peer, ranks, op, asked size)."""
+    """Median times by (peer, ranks, op, asked size): one for each round, as (us, class of distance)."""
 
     def __init__(self):
         self.times = {}
+        self.seen = {}
 
-    def add(self, peer, ranks, op, size, us):
-        self.times.setdefault((peer, ranks, op, size), []).append(us)
+    def at_one_distance(self, measure):
+        """Runs measure() and returns what it returned, and the class if it was the same before and after."""
+        before, first = distance()
+        lines = measure()
+        after, last = distance()
+        place = first if first == last else None
+        if place is not None:
+            self.seen.setdefault(place, []).extend((before, after))
+        return lines, place
 
-    def get(self, peer, ranks, op, size):
-        return self.times.get((peer, ranks, op, size), [])
+    def name(self, place):
+        return f"{statistics.median(self.seen[place]):.0f} ns"
 
-    def best_mpi(self, ranks, op, size):
+    def add(self, peer, ranks, op, size, us, place=None):
+        self.times.setdefault((peer, ranks, op, size), []).append((us, place))
+
+    def get(self, peer, ranks, op, size, place=None):
+        return [us for us, at in self.times.get((peer, ranks, op, size), []) if place in (None, at)]
+
+    def best_mpi(self, ranks, op, size, place=None):
+        """The setting that is the fastest (at that distance), or None."""
         found = [(statistics.median(times), variant) for variant in VARIANTS
-                 if (times := self.get(variant, ranks, op, size))]
+                 if (times := self.get(variant, ranks, op, size, place))]
         return min(found)[1] if found else None
+
+    def ratios(self, ranks, op, size):
+        """Ratios to Open MPI, by class of distance."""
+        found = {}
+        for place in sorted(self.seen):
+            variant = self.best_mpi(ranks, op, size, place)
+            ours = self.get("heddle", ranks, op, size, place)
+            if ours and variant is not None:
+                theirs = statistics.median(self.get(variant, ranks, op, size, place))
+                found[place] = [us / theirs for us in ours]
+        return found
 
 
 def listed(lines, op, sizes):
@@ -98,36 +150,25 @@ def listed(lines, op, sizes):
 
 
 def one_round(results, ranks, ops, sizes, seconds):
-    def heddle():
-        for op in ops:
-            lines = run([HEDDLE, "perf", op, "-n", str(ranks), "--json", "--time", str(seconds),
-                         "--bytes", ",".join(map(str, sizes))] + (["--in-place"] if op in IN_PLACE else []))
+    """One operation after the other, the peers next to each other: gloo starts slowly and comes last."""
+    asked = ",".join(map(str, sizes))
+
+    def keep(peer, wanted, command):
+        lines, place = results.at_one_distance(lambda: run(command))
+        for op in wanted:
             for size, line in listed(lines, op, sizes):
-                if not line["checked"]:
+                if not line.get("checked", True):
                     say(f"WRONG DATA: {line}")
-                results.add("heddle", ranks, op, size, line["p50_us"])
+                results.add(peer, ranks, op, size, line["p50_us"], place)
 
-    def mpi(variant):
-        lines = run(mpi_command(ranks, *variant) +
-                    [str(OUT / "mpi_perf"), str(seconds), ",".join(ops), ",".join(map(str, sizes))])
-        for op in ops:
-            for size, line in listed(lines, op, sizes):
-                results.add(variant, ranks, op, size, line["p50_us"])
-
-    def gloo():
-        lines = run([HEDDLE, "run", "-n", str(ranks), "--raw", "--", sys.executable, "bench/gloo_perf.py",
-                     str(seconds), ",".join(ops), ",".join(map(str, sizes))])
-        for op in ops:
-            for size, line in listed(lines, op, sizes):
-                results.add("gloo", ranks, op, size, line["p50_us"])
-
-    heddle()
-    mpi(VARIANTS[0])
-    mpi(VARIANTS[1])
+    for op in ops:
+        keep("heddle", [op], [HEDDLE, "perf", op, "-n", str(ranks), "--json", "--time", str(seconds), "--bytes",
+                              asked] + (["--in-place"] if op in IN_PLACE else []))
+        for variant in VARIANTS:
+            keep(variant, [op], mpi_command(ranks, *variant) + [str(OUT / "mpi_perf"), str(seconds), op, asked])
     if ranks <= 4:
-        gloo()
-    mpi(VARIANTS[2])
-    mpi(VARIANTS[3])
+        keep("gloo", ops, [HEDDLE, "run", "-n", str(ranks), "--raw", "--", sys.executable, "bench/gloo_perf.py",
+                           str(seconds), ",".join(ops), asked])
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -202,38 +243,44 @@ def verdict(value, limit):
     return "ok" if value <= limit else "**missed**"
 
 
-def ratio(ours, theirs):
-    """Median, smallest and largest of the rounds' ratios."""
-    pairs = [a / b for a, b in zip(ours, theirs) if b > 0]
-    return (statistics.median(pairs), min(pairs), max(pairs)) if pairs else None
+def spread(values):
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
 
 
-def ratio_text(found, limit):
-    if not found:
+def ratio_cells(values, limit):
+    if not values:
         return "-", "", ""
     bound = "" if limit is None else (f"1/{1 / limit:.0f}" if limit < 0.3 else f"{limit:.2f}")
-    return f"{found[0]:.3f} ({found[1]:.3f} to {found[2]:.3f})", bound, verdict(found[0], limit)
+    return spread(values), bound, verdict(statistics.median(values), limit)
+
+
+def by_distance(results, ratios, limit):
+    return ", ".join(f"{results.name(place)} {statistics.median(values):.2f}" +
+                     ("!" if limit and statistics.median(values) > limit else "")
+                     for place, values in ratios.items())
 
 
 def row(results, ranks, op, size):
     ours = results.get("heddle", ranks, op, size)
+    if not ours:
+        return None, None
     variant = results.best_mpi(ranks, op, size)
     mpi = results.get(variant, ranks, op, size) if variant is not None else []
     gloo = results.get("gloo", ranks, op, size)
     limits = target(ranks, op, size) if isinstance(ranks, int) else (None, 1.0 if size == 8 else None)
-    if not ours:
-        return None, None
+    ratios = results.ratios(ranks, op, size)
+    slow = statistics.median(gloo) if gloo else 0
     cells = [str(ranks), op, size_text(size), time_text(statistics.median(ours)),
              time_text(statistics.median(mpi)) if mpi else "-",
              ("cma" if variant[0] else "copy") + (", yield" if variant[1] else "") if mpi else "-",
-             *ratio_text(ratio(ours, mpi), limits[0]), time_text(statistics.median(gloo)) if gloo else "-",
-             *ratio_text(ratio(ours, gloo), limits[1])]
+             *ratio_cells(sum(ratios.values(), []), limits[0]), by_distance(results, ratios, limits[0]),
+             time_text(slow) if gloo else "-", *ratio_cells([us / slow for us in ours] if gloo else [], limits[1])]
     return "| " + " | ".join(cells) + " |", variant if mpi else None
 
 
 def table(results, parts, rates, start, machine):
     head = ["ranks", "operation", "bytes", "Heddle", "Open MPI", "its setting", "ratio", "target", "",
-            "gloo", "ratio", "target", ""]
+            "by distance", "gloo", "ratio", "target", ""]
     lines = [f"# Side by side, {machine}", "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     used = set()
     for ranks in parts:
@@ -254,9 +301,9 @@ def table(results, parts, rates, start, machine):
         ours, mib = statistics.median(start["heddle"]), statistics.median(start["heddle_kib"]) / 1024
         lines.append(f"start to first all_reduce, 4 ranks: {ours:.3f} s, target 0.32 s: {verdict(ours, 0.32)}")
         if start["mpi"]:
-            both = ratio(start["heddle"], start["mpi"])
-            lines.append(f"the same, Open MPI: {statistics.median(start['mpi']):.3f} s, ratio {both[0]:.2f} "
-                         f"({both[1]:.2f} to {both[2]:.2f}), target 0.50: {verdict(both[0], 0.5)}")
+            both = [a / b for a, b in zip(start["heddle"], start["mpi"])]
+            lines.append(f"the same, Open MPI: {statistics.median(start['mpi']):.3f} s, ratio {spread(both)}, "
+                         f"target 0.50: {verdict(statistics.median(both), 0.5)}")
         lines.append(f"private memory after it: {mib:.1f} MiB, target 12 MiB: {verdict(mib, 12)}" +
                      (f" (Open MPI {statistics.median(start['mpi_kib']) / 1024:.1f} MiB)" if start["mpi_kib"] else ""))
         if start["idle"]:
@@ -326,6 +373,7 @@ def main():
     args.rounds = args.rounds or (2 if args.quick else 5)
     args.seconds = 0.05 if args.quick else 0.25
     only = args.only.split(",")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     build_programs()
     run_parts(only, args, machine_text())
 
@@ -336,7 +384,8 @@ def report(state, machine):
     (OUT / "table.md").write_text(text, encoding="utf-8")
     kept = [{"peer": "openmpi" if isinstance(key[0], tuple) else key[0],
              "setting": list(key[0]) if isinstance(key[0], tuple) else None,
-             "ranks": key[1], "op": key[2], "bytes": key[3], "p50_us": times}
+             "ranks": key[1], "op": key[2], "bytes": key[3], "p50_us": [us for us, _ in times],
+             "distance": [place and state["results"].name(place) for _, place in times]}
             for key, times in state["results"].times.items()]
     (OUT / "results.json").write_text(json.dumps({"machine": machine, "times": kept, "rates": state["rates"],
                                                   "start": state["start"]}), encoding="utf-8")

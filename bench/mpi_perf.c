@@ -10,21 +10,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#include <unistd.h>
+
+#include "measure.h"
 
 enum { ITERS_MIN = 5, ITERS_MAX = 20000, WARM_SMALL = 100, WARM_LARGE = 3 };
 
 static int rank, ranks;
 static char *src, *dst;
 static int block;
-
-static double now_us(clockid_t clock)
-{
-    struct timespec now;
-    clock_gettime(clock, &now);
-    return (double)now.tv_sec * 1e6 + (double)now.tv_nsec / 1e3;
-}
 
 static void call_allreduce(void)
 {
@@ -127,21 +120,6 @@ static void measure(const struct op *op, size_t bytes, double seconds)
                us[(int)((iters - 1) * 0.99)]);
     fflush(stdout);
     free(us);
-}
-
-/* KiB that only this process has. */
-static long private_kib(void)
-{
-    char line[256];
-    long value, sum = 0;
-    FILE *file = fopen("/proc/self/smaps_rollup", "r");
-    while (file && fgets(line, sizeof(line), file))
-        if (sscanf(line, "Private_Clean: %ld", &value) == 1 ||
-            sscanf(line, "Private_Dirty: %ld", &value) == 1)
-            sum += value;
-    if (file)
-        fclose(file);
-    return sum;
 }
 
 static void first(void)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Streaming copies, chosen by what the processor has. */
+/* Copies past the cache, by what the processor has. */
 #include "base/copy.h"
 
 #include <stdint.h>
 #include <string.h>
 
+enum { LINE = 64, STREAM_LEAST = 8 * LINE };
+
 #if defined(__x86_64__)
 #include <immintrin.h>
-
-enum { LINE = 64 };
 
 /* Bytes up to the next line of dst: streaming stores must be aligned. */
 static size_t copy_head(uint8_t *dst, const uint8_t *src, size_t bytes)
@@ -63,45 +63,20 @@ __attribute__((target("avx2"))) static void stream_avx2(uint8_t *dst, const uint
 }
 #endif
 
-static void copy_plain(uint8_t *dst, const uint8_t *src, size_t bytes)
+void base_copy(void *restrict dst, const void *restrict src, size_t bytes,
+               bool past_cache)
 {
-    memcpy(dst, src, bytes);
-}
-
-struct copy_kernel {
-    const char *name;
-    void (*copy)(uint8_t *dst, const uint8_t *src, size_t bytes);
-};
-
-static struct copy_kernel choose_kernel(void)
-{
-#if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx512f"))
-        return (struct copy_kernel){"avx512", stream_avx512};
-    if (__builtin_cpu_supports("avx2"))
-        return (struct copy_kernel){"avx2", stream_avx2};
-#endif
-    return (struct copy_kernel){"plain", copy_plain};
-}
-
-void base_copy_stream_always(void *restrict dst, const void *restrict src, size_t bytes)
-{
-    if (bytes < 1024) {
-        memcpy(dst, src, bytes);
+    if (!past_cache || bytes < STREAM_LEAST) {
+        if (bytes)
+            memcpy(dst, src, bytes);
         return;
     }
-    choose_kernel().copy(dst, src, bytes);
-}
-
-void base_copy_stream(void *restrict dst, const void *restrict src, size_t bytes)
-{
-    if (bytes < BASE_STREAM_BYTES)
-        memcpy(dst, src, bytes);
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f"))
+        stream_avx512(dst, src, bytes);
+    else if (__builtin_cpu_supports("avx2"))
+        stream_avx2(dst, src, bytes);
     else
-        choose_kernel().copy(dst, src, bytes);
-}
-
-const char *base_copy_kernel(void)
-{
-    return choose_kernel().name;
+#endif
+        memcpy(dst, src, bytes);
 }

@@ -33,11 +33,10 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
 {
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
     char *dst = (char *)op->dst + begin * op->elem;
-    /* The root's own copy comes from the slot, which is still in the cache. */
-    if (is_root(op) && op->src == op->dst)
-        return HDL_OK;
-    mapped_deliver(op, dst, mapped_input(op, (uint32_t)op->desc.root, chunk),
-                   n * op->elem);
+    const void *src =
+        is_root(op) ? (const char *)op->src + begin * op->elem
+                    : (const char *)mapped_input(op, (uint32_t)op->desc.root, chunk);
+    mapped_deliver(op, dst, src, n * op->elem);
     return HDL_OK;
 }
 

@@ -12,6 +12,7 @@
 #include "base/env.h"
 #include "base/list.h"
 #include "group/op.h"
+#include "group/stage.h"
 #include "group/worker.h"
 #include "heddle.h"
 
@@ -47,6 +48,7 @@ struct group_engine {
     /* Waits in a row that one yield ended, and when to move to another core: spread.c. */
     _Atomic uint32_t shared_waits;
     _Atomic int64_t spread_at_ns, spread_pause_ns;
+    struct group_stages stages;
     int64_t spin_ns, yield_ns;
     uint32_t cores;
 

@@ -40,20 +40,6 @@ static enum group_needs gather_needs(const struct hdl_op *op)
     return is_root(op) ? GROUP_NEEDS_ALL : GROUP_NEEDS_NONE;
 }
 
-/* The own block comes from the slot or, at a root, from the user's memory; in place it is
- * there already. */
-static void own_block(struct hdl_op *op, uint64_t chunk, size_t begin, size_t n)
-{
-    char *dst = block_of(op, op->group->rank) + begin * op->elem;
-    const char *src = (const char *)op->src + begin * op->elem;
-    if (src == dst)
-        return;
-    mapped_deliver(op, dst,
-                   is_root(op) ? (const void *)src
-                               : mapped_input(op, op->group->rank, chunk),
-                   n * op->elem);
-}
-
 static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
 {
     struct hdl_group *group = op->group;
@@ -68,11 +54,10 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
         n = mapped_range(op, chunk, count_of(op, r), &begin);
         if (n == 0)
             continue;
-        if (r == group->rank)
-            own_block(op, chunk, begin, n);
-        else
-            mapped_deliver(op, block_of(op, r) + begin * op->elem,
-                           mapped_input(op, r, chunk), n * op->elem);
+        /* The own block does not travel; in place it is there already. */
+        const void *src = r == group->rank ? (const char *)op->src + begin * op->elem
+                                           : (const char *)mapped_input(op, r, chunk);
+        mapped_deliver(op, block_of(op, r) + begin * op->elem, src, n * op->elem);
     }
     return HDL_OK;
 }

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "group/copy.h"
+#include "base/copy.h"
 #include "group/reduce.h"
 #include "group/table.h"
 #include "net/net.h"
@@ -443,12 +443,15 @@ const struct group_path group_path_mapped = {
 /* --------------------------------------------------------- shared by the algorithms */
 
 size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
-                      const void **sources)
+                      const void *own, const void **sources)
 {
     size_t n = 0;
+    bool scaled = op->desc.redop == HDL_PREMUL_SUM;
     for (uint32_t r = 0; r < op->group->capacity; r++)
         if (mapped_takes_part(op, r, chunk))
-            sources[n++] = mapped_input(op, r, chunk) + offset;
+            sources[n++] = r == op->group->rank && !scaled
+                               ? own
+                               : mapped_input(op, r, chunk) + offset;
     return n;
 }
 
@@ -471,12 +474,13 @@ void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_
         group_premultiply(payload, src, elems, (enum hdl_dtype)op->desc.dtype,
                           op->scalar);
     else
-        group_copy(payload, src, elems * op->elem, false);
+        group_stage(&op->engine->stages, GROUP_STAGE_COLLECTIVE, op->stream, payload, src,
+                    elems * op->elem);
 }
 
 void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload, size_t bytes)
 {
     if (dst != payload)
-        group_copy(dst, payload, bytes, op->stream);
+        base_copy(dst, payload, bytes, op->stream);
     group_count(&op->group->counters.bytes_received, bytes);
 }

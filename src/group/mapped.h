@@ -47,10 +47,11 @@ static inline size_t mapped_range(const struct hdl_op *op, uint64_t chunk, size_
     return count - first < op->chunk_elems ? count - first : op->chunk_elems;
 }
 
-/* The published inputs of all ranks of the chunk from byte `offset` on, ascending;
- * returns how many. */
+/* The inputs of all ranks of the chunk from byte `offset` on, ascending; returns how
+ * many. The own one lies at `own` in the user's memory: it is intact until this chunk is
+ * written, and the slot may be out of the cache. */
 size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
-                      const void **sources);
+                      const void *own, const void **sources);
 
 /* Elements of the chunk that a rank reduces for all; 0 if it takes no part. */
 size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk,

@@ -7,7 +7,6 @@
 
 #include "base/checked.h"
 #include "base/dtype.h"
-#include "group/copy.h"
 #include "group/messaged.h"
 #include "group/submit.h"
 #include "net/net.h"

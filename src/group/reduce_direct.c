@@ -32,7 +32,8 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
     if (n == 0 || !writes_output(op))
         return HDL_OK;
-    size_t ranks = mapped_sources(op, chunk, 0, op->group->sources);
+    size_t ranks = mapped_sources(op, chunk, 0, (const char *)op->src + begin * op->elem,
+                                  op->group->sources);
     group_reduce((char *)op->dst + begin * op->elem, op->group->sources, ranks, n,
                  (enum hdl_dtype)op->desc.dtype, (enum hdl_redop)op->desc.redop,
                  op->stream);
@@ -64,14 +65,13 @@ const struct group_algorithm group_reduce_direct = {
  * Each of n ranks reduces one n-th of a chunk, then everybody copies the parts together:
  * 2 reads of the chunk instead of n. Shares are whole lines.
  */
-static size_t share(const struct hdl_op *op, uint64_t chunk, size_t n, size_t index,
-                    size_t ranks, size_t *begin)
+static size_t share(const struct hdl_op *op, size_t n, size_t index, size_t ranks,
+                    size_t *begin)
 {
     size_t line = 64 / op->elem;
     size_t part = (n + ranks - 1) / ranks;
     part = (part + line - 1) / line * line;
     size_t first = part * index;
-    (void)chunk;
     *begin = first < n ? first : n;
     return n - *begin < part ? n - *begin : part;
 }
@@ -88,25 +88,25 @@ size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size
         ranks += part;
         index += part && r < rank;
     }
-    return share(op, chunk, n, index, ranks, begin);
+    return share(op, n, index, ranks, begin);
 }
 
 static void make_piece(struct hdl_op *op, uint64_t chunk)
 {
     struct hdl_group *group = op->group;
-    size_t at, n = mapped_range(op, chunk, op->desc.count, &at);
-    size_t ranks = mapped_sources(op, chunk, 0, group->sources), index = 0, begin;
-    for (uint32_t r = 0; r < group->rank; r++)
-        index += mapped_takes_part(op, r, chunk);
-    size_t part = share(op, chunk, n, index, ranks, &begin);
+    size_t at, begin, part = mapped_share(op, group->rank, chunk, &begin);
+    (void)mapped_range(op, chunk, op->desc.count, &at);
     if (part == 0)
         return;
-    for (size_t i = 0; i < ranks; i++)
-        group->sources[i] = (const char *)group->sources[i] + begin * op->elem;
+    size_t bytes = part * op->elem;
+    size_t ranks =
+        mapped_sources(op, chunk, begin * op->elem,
+                       (const char *)op->src + (at + begin) * op->elem, group->sources);
     group_reduce(mapped_piece(op, group->rank, chunk) + begin * op->elem, group->sources,
                  ranks, part, (enum hdl_dtype)op->desc.dtype,
-                 (enum hdl_redop)op->desc.redop, false);
-    group_count(&group->counters.bytes_received, part * op->elem * (ranks - 1));
+                 (enum hdl_redop)op->desc.redop,
+                 group_stage_past(&op->engine->stages, op->stream, bytes));
+    group_count(&group->counters.bytes_received, bytes * (ranks - 1));
 }
 
 static enum hdl_status pull_pieces(struct hdl_op *op, uint64_t chunk)
@@ -117,12 +117,12 @@ static enum hdl_status pull_pieces(struct hdl_op *op, uint64_t chunk)
     if (!writes_output(op))
         return HDL_OK;
     size_t at, n = mapped_range(op, chunk, op->desc.count, &at);
-    size_t ranks = mapped_sources(op, chunk, 0, group->sources), index = 0;
+    size_t ranks = mapped_sources(op, chunk, 0, NULL, group->sources), index = 0;
     for (uint32_t r = 0; r < group->capacity; r++) {
         size_t begin;
         if (!mapped_takes_part(op, r, chunk))
             continue;
-        size_t part = share(op, chunk, n, index++, ranks, &begin);
+        size_t part = share(op, n, index++, ranks, &begin);
         mapped_deliver(op, (char *)op->dst + (at + begin) * op->elem,
                        mapped_piece(op, r, chunk) + begin * op->elem, part * op->elem);
     }

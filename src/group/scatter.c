@@ -111,7 +111,9 @@ static enum hdl_status reduce_pull(struct hdl_op *op, uint64_t chunk)
     size_t begin, n = mapped_range(op, chunk, count_of(op, group->rank), &begin);
     if (n == 0)
         return HDL_OK;
-    size_t ranks = mapped_sources(op, chunk, offset_of(op, group->rank), group->sources);
+    size_t ranks =
+        mapped_sources(op, chunk, offset_of(op, group->rank),
+                       block_of(op, group->rank) + begin * op->elem, group->sources);
     group_reduce((char *)op->dst + begin * op->elem, group->sources, ranks, n,
                  (enum hdl_dtype)op->desc.dtype, (enum hdl_redop)op->desc.redop,
                  op->stream);

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "group/copy.h"
+#include "base/copy.h"
 #include "group/messaged.h"
 #include "group/p2p.h"
 #include "net/net.h"
@@ -94,11 +94,13 @@ static void write_cell(struct hdl_group *group, struct group_p2p_peer *peer,
 }
 
 static void write_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
-                           uint32_t rank, const void *src, size_t bytes)
+                           uint32_t rank, const struct hdl_op *op, size_t bytes)
 {
     char *to = group_segment_bulk(&group->shape, group->segment, rank) +
                peer->fragments_written % GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES;
-    group_copy(to, src, bytes, false);
+    group_stage(&group->engine->stages, GROUP_STAGE_MESSAGE,
+                op->bytes >= group->stream_bytes, to, (const char *)op->src + op->moved,
+                bytes);
     peer->fragments_written++;
 }
 
@@ -118,7 +120,7 @@ static bool announce(struct hdl_group *group, struct group_p2p_peer *peer,
     if (op->bytes <= GROUP_FRAGMENT_BYTES) {
         if (!fragment_free(group, peer, rank))
             return false;
-        write_fragment(group, peer, rank, op->src, op->bytes);
+        write_fragment(group, peer, rank, op, op->bytes);
         write_cell(group, peer, rank, GROUP_CELL_MEDIUM, op->tag, op->bytes, NULL, 0);
         group_p2p_finish(group, op, HDL_OK);
         return true;
@@ -212,7 +214,7 @@ static bool stream_fragment(struct hdl_group *group, struct group_p2p_peer *peer
     if (!cell_free(group, peer, rank) || !fragment_free(group, peer, rank))
         return false;
     size_t bytes = base_min_size(op->bytes - op->moved, GROUP_FRAGMENT_BYTES);
-    write_fragment(group, peer, rank, (const char *)op->src + op->moved, bytes);
+    write_fragment(group, peer, rank, op, bytes);
     struct group_cell_note note = {
         .message = op->message, .offset = op->moved, .bytes = bytes};
     write_cell(group, peer, rank, GROUP_CELL_FRAGMENT, op->tag, op->bytes, &note,
@@ -309,8 +311,8 @@ static void take_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
     bool sound = op && note.bytes <= GROUP_FRAGMENT_BYTES && note.offset == op->moved &&
                  note.bytes <= op->bytes - op->moved;
     if (sound) {
-        group_copy((char *)op->dst + note.offset, next_fragment(group, peer, rank),
-                   note.bytes, op->stream);
+        base_copy((char *)op->dst + note.offset, next_fragment(group, peer, rank),
+                  note.bytes, op->stream);
         op->moved += note.bytes;
     }
     fragment_taken(group, peer, rank);

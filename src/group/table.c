@@ -34,7 +34,7 @@ enum { NUM_RULES = sizeof(rules) / sizeof(rules[0]) };
 /* An operation with at most this many bytes is one chunk; a large one uses chunks that
  * stay in the first caches while they pass through. */
 #define SINGLE_BYTES ((size_t)32 * 1024)
-#define MEDIUM_BYTES ((size_t)128 * 1024)
+#define MEDIUM_BYTES ((size_t)64 * 1024)
 #define MEDIUM_LIMIT ((size_t)4 * 1024 * 1024)
 
 size_t group_table_size(void)
@@ -130,6 +130,6 @@ size_t group_table_chunk_bytes(const struct hdl_op *op, size_t blocks, size_t co
         return slot;
     /* With pieces a rank's slots hold twice as much, and more ranks share the cache. */
     if (bytes <= MEDIUM_LIMIT || op->algorithm->make_piece)
-        return base_min_size(slot, MEDIUM_BYTES);
+        return base_min_size(slot, blocks > 1 ? 2 * MEDIUM_BYTES : MEDIUM_BYTES);
     return slot;
 }

@@ -131,8 +131,8 @@ static void copy_blocks(struct hdl_peer_window *remote, const struct net_block b
 {
     for (int i = 0; i < 2; i++)
         if (blocks[i].bytes)
-            base_copy_stream(remote->data + blocks[i].offset, blocks[i].src,
-                             blocks[i].bytes);
+            base_copy(remote->data + blocks[i].offset, blocks[i].src, blocks[i].bytes,
+                      blocks[i].bytes >= BASE_SHARED_BYTES);
 }
 
 enum hdl_status net_put_two(struct hdl_peer_window *remote,

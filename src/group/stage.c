@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How a rank writes what mapped peers read: through the cache, or past it. */
+#include "group/stage.h"
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/copy.h"
+
+/* A probe is long enough that all slots were written that way before the half that
+ * counts, and rare enough not to matter where it is the slow way. */
+#define PROBE_NS (50 * BASE_NS_PER_MS)
+enum { PROBE_PIECES = 32, PROBE_EVERY = 1024 };
+
+/* Past the cache if the way through it takes so many halves of that time. What goes past
+ * comes back from memory; in a collective every rank waits for that, while the sender of
+ * a message writes the next piece meanwhile. */
+static const uint32_t halves[GROUP_STAGES] = {6, 3};
+
+/* A piece can be slow by accident, but not fast: a lower time counts at once. */
+static void note(uint32_t *ps, int64_t ns, size_t bytes)
+{
+    uint64_t sample = (uint64_t)ns * 1000 / bytes + 1;
+    uint64_t known = *ps ? *ps : sample;
+    if (sample > known)
+        sample = (7 * known + base_min_size(sample, 4 * known)) / 8;
+    *ps = (uint32_t)base_min_size(sample, UINT32_MAX / 8);
+}
+
+void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
+                 const void *src, size_t bytes)
+{
+    struct group_stage *stage = &stages->of[kind][large];
+    if (bytes < BASE_SHARED_BYTES) {
+        base_copy(dst, src, bytes, false);
+        return;
+    }
+    int64_t start = base_now_ns();
+    if (stage->pieces >= PROBE_EVERY && start >= stage->probe_ns) {
+        stage->pieces = 0;
+        stage->probe_ns = start + PROBE_NS;
+    }
+    bool past = stage->past != (stage->pieces++ < PROBE_PIECES);
+    base_copy(dst, src, bytes, past);
+    if (stage->pieces <= PROBE_PIECES / 2)
+        return;
+    note(past ? &stage->past_ps : &stage->cached_ps, base_now_ns() - start, bytes);
+    if (stage->pieces > PROBE_PIECES)
+        stage->past = 2 * stage->cached_ps > halves[kind] * stage->past_ps;
+}
+
+bool group_stage_past(const struct group_stages *stages, bool large, size_t bytes)
+{
+    return bytes >= BASE_SHARED_BYTES && stages->of[GROUP_STAGE_COLLECTIVE][large].past;
+}
