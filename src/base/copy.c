@@ -72,6 +72,7 @@ void base_copy(void *restrict dst, const void *restrict src, size_t bytes,
         return;
     }
 #if defined(__x86_64__)
+    _mm_sfence();
     if (__builtin_cpu_supports("avx512f"))
         stream_avx512(dst, src, bytes);
     else if (__builtin_cpu_supports("avx2"))

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 /* memcpy. past_cache: with stores that neither read nor keep the lines of dst; they are
- * ordered before later release stores. No alignment is needed. */
+ * ordered behind earlier stores and before later ones. No alignment is needed. */
 void base_copy(void *restrict dst, const void *restrict src, size_t bytes,
                bool past_cache);
 
