@@ -131,6 +131,16 @@ class Results:
                  if (times := self.get(variant, ranks, op, size, place))]
         return min(found)[1] if found else None
 
+    def worthwhile(self, ranks, op, sizes):
+        """Open MPI's settings that came near the fastest at any size so far; busy ranks that outnumber the
+        cores take minutes for nothing."""
+        def near(variant):
+            times = [(self.get(variant, ranks, op, size), self.get(self.best_mpi(ranks, op, size), ranks, op, size))
+                     for size in sizes]
+            return any(not mine or statistics.median(mine) < 2 * statistics.median(best) for mine, best in times)
+
+        return [variant for variant in VARIANTS if near(variant)]
+
     def ratios(self, ranks, op, size):
         """Ratios to Open MPI, by class of distance."""
         found = {}
@@ -164,7 +174,7 @@ def one_round(results, ranks, ops, sizes, seconds):
     for op in ops:
         keep("heddle", [op], [HEDDLE, "perf", op, "-n", str(ranks), "--json", "--time", str(seconds), "--bytes",
                               asked] + (["--in-place"] if op in IN_PLACE else []))
-        for variant in VARIANTS:
+        for variant in results.worthwhile(ranks, op, sizes):
             keep(variant, [op], mpi_command(ranks, *variant) + [str(OUT / "mpi_perf"), str(seconds), op, asked])
     if ranks <= 4:
         keep("gloo", ops, [HEDDLE, "run", "-n", str(ranks), "--raw", "--", sys.executable, "bench/gloo_perf.py",

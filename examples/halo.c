@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Halo exchange: heat on a ring; each rank puts its edge cells into its neighbours'
- * windows. */
+/* Heat on a ring: each rank puts its edge cells into its neighbours' windows. */
 #include <heddle.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,14 +8,11 @@
     if ((call) < 0)                                                                      \
     (fprintf(stderr, "%s: %s\n", #call, hdl_error_detail()), exit(1))
 
-enum { CELLS = 1000, STEPS = 200, HANDLE = HDL_WINDOW_HANDLE_BYTES };
-enum { LEFT, RIGHT };
-/* Edges in two halves used in turn: a neighbour can be one step ahead, never two. */
+enum { LEFT, RIGHT, CELLS = 1000, STEPS = 200, HANDLE = HDL_WINDOW_HANDLE_BYTES };
 struct halo {
-    double edge[2][2];
-    uint64_t step[2]; /* raised to n when the edge of step n is here */
+    double edge[2][2]; /* used in turn: a neighbour can be one step ahead, never two */
+    uint64_t step[2];  /* raised to n when the edge of step n is here */
 };
-#define AT(member) offsetof(struct halo, member)
 
 int main(void)
 {
@@ -34,23 +30,21 @@ int main(void)
     CHECK(hdl_window_pack(window, mine, &length));
     CHECK(hdl_allgather(group, mine, all, HANDLE, HDL_U8, NULL, NULL));
     struct hdl_peer_window *peer[2];
-    int neighbour[2] = {(rank + size - 1) % size, (rank + 1) % size};
     for (int side = LEFT; side <= RIGHT; side++)
-        CHECK(hdl_window_open(context, all + neighbour[side] * HANDLE, HANDLE,
-                              &peer[side]));
+        CHECK(hdl_window_open(context, all + (rank + size + 2 * side - 1) % size * HANDLE,
+                              HANDLE, &peer[side]));
 
-    static double cells[2][CELLS + 2]; /* with the neighbours' edges around them */
-    double heat = 0;
+    double cells[2][CELLS + 2] = {0}, heat = 0; /* the neighbours' edges around them */
     cells[0][CELLS / 2] = rank == 0 ? 1000.0 : 0.0;
     for (uint64_t step = 1; step <= STEPS; step++) {
         double *now = cells[(step + 1) % 2], *next = cells[step % 2];
-        for (int side = LEFT; side <= RIGHT;
-             side++) /* my left edge is its right neighbour */
-            CHECK(hdl_put(peer[side], AT(edge[!side]) + step % 2 * sizeof(double),
+        for (int side = LEFT; side <= RIGHT; side++) /* my left edge is its right one */
+            CHECK(hdl_put(peer[side], offsetof(struct halo, edge[!side][step % 2]),
                           side == LEFT ? &now[1] : &now[CELLS], sizeof(double),
-                          AT(step[!side]), step, HDL_SIGNAL_SET));
+                          offsetof(struct halo, step[!side]), step, HDL_SIGNAL_SET));
         for (int side = LEFT; side <= RIGHT; side++) {
-            CHECK(hdl_window_wait(window, AT(step[side]), step, peer[side], HDL_FOREVER));
+            CHECK(hdl_window_wait(window, offsetof(struct halo, step[side]), step,
+                                  peer[side], HDL_FOREVER));
             now[side == LEFT ? 0 : CELLS + 1] = halo->edge[side][step % 2];
         }
         for (int i = 1; i <= CELLS; i++)
@@ -59,13 +53,8 @@ int main(void)
     for (int i = 1; i <= CELLS; i++)
         heat += cells[STEPS % 2][i];
     CHECK(hdl_allreduce(group, &heat, &heat, 1, HDL_F64, HDL_SUM, NULL, NULL));
-    if (rank == 0)
-        printf("heat after %d steps on %d ranks: %.6f\n", STEPS, size, heat);
-    hdl_window_close(peer[LEFT]);
-    hdl_window_close(peer[RIGHT]);
-    hdl_window_destroy(window);
-    hdl_group_destroy(group);
-    hdl_context_destroy(context);
+    printf("rank %d of %d: heat after %d steps: %.6f\n", rank, size, STEPS, heat);
+    hdl_context_destroy(context); /* with its group and windows */
     free(all);
     return heat < 999.999 || heat > 1000.001;
 }

@@ -7,12 +7,14 @@
 #include "group/reduce.h"
 #include "group/submit.h"
 
-/* A call whose arguments are bad is refused, not dropped: it takes its number, so that
- * the ranks stay in step. */
+/* Takes the engine's lock, which group_submit gives back: arrays have the size that the
+ * group has at the number that this call gets. A call whose arguments are bad is refused,
+ * not dropped: it takes its number, so that the ranks stay in step. */
 static struct group_request begin(struct hdl_group *group, enum group_kind kind,
                                   enum hdl_dtype dtype, size_t count, const void *src,
                                   void *dst)
 {
+    group_engine_lock(group->engine);
     struct group_request request = {.desc = {.kind = (uint8_t)kind,
                                              .dtype = (uint8_t)dtype,
                                              .root = -1,

@@ -156,9 +156,8 @@ static bool look_piece(struct hdl_op *op, uint32_t rank, uint64_t chunk)
            GROUP_X(op->number, chunk);
 }
 
-/* Have all ranks of the chunk arrived? Goes on at *rank, where it stopped before. */
-static bool all_arrived(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
-                        bool (*arrived)(struct hdl_op *, uint32_t, uint64_t))
+bool mapped_all(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
+                bool (*arrived)(struct hdl_op *, uint32_t, uint64_t))
 {
     for (; *rank < op->group->capacity; (*rank)++)
         if (mapped_takes_part(op, *rank, chunk) && !arrived(op, *rank, chunk))
@@ -198,8 +197,8 @@ static bool chunk_arrived(struct hdl_op *op, uint64_t chunk)
         break;
     }
     if (op->use_pieces)
-        return all_arrived(op, chunk, &op->wait_rank, look_piece);
-    return all_arrived(op, chunk, &op->wait_rank, mapped_look);
+        return mapped_all(op, chunk, &op->wait_rank, look_piece);
+    return mapped_all(op, chunk, &op->wait_rank, mapped_look);
 }
 
 /* Reduces the own share of the next chunk whose inputs are all there. A piece is shown
@@ -210,7 +209,7 @@ static bool make_piece(struct hdl_group *group, struct hdl_op *op)
     uint64_t begin = group_ready_begin(group);
     uint64_t chunk = op->pieces;
     if (!op->use_pieces || chunk == op->published || (begin & GROUP_READY_FROZEN) ||
-        !all_arrived(op, chunk, &op->piece_rank, mapped_look))
+        !mapped_all(op, chunk, &op->piece_rank, mapped_look))
         return false;
     op->algorithm->make_piece(op, chunk);
     if (atomic_load_explicit(&group->ready, memory_order_seq_cst) != begin)
@@ -287,7 +286,7 @@ static bool verify(struct hdl_op *op)
     uint32_t rank = 0;
     if (op->verified || !op->algorithm->make_piece)
         return true;
-    if (!all_arrived(op, 0, &rank, mapped_look))
+    if (!mapped_all(op, 0, &rank, mapped_look))
         return false;
     op->verified = true;
     op->use_pieces = !op->direct && !op->mismatch &&

@@ -75,6 +75,9 @@ void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload,
 size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk);
 /* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
 bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk);
+/* Has every rank's chunk arrived? Goes on at *rank, where it stopped before. */
+bool mapped_all(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
+                bool (*arrived)(struct hdl_op *, uint32_t, uint64_t));
 /* What the rank waits for before it may finish the chunk. */
 enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk);
 /* Everything for the chunk is there and `ready` covers it: pulls, ends the operation.

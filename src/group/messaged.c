@@ -121,22 +121,13 @@ static bool piece_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
                                GROUP_X(op->number, chunk);
 }
 
-static bool all_here(struct hdl_op *op, uint64_t chunk, uint32_t *rank,
-                     bool (*here)(struct hdl_op *, uint32_t, uint64_t))
-{
-    for (; *rank < op->group->capacity; (*rank)++)
-        if (mapped_takes_part(op, *rank, chunk) && !here(op, *rank, chunk))
-            return false;
-    return true;
-}
-
 /* Everything that this rank needs for the chunk. */
 static bool arrived(struct hdl_op *op, uint64_t chunk)
 {
     if (op->use_pieces) {
         bool reads = mapped_needs(op, 1) == GROUP_NEEDS_ALL;
         return op->pieces > chunk &&
-               (!reads || all_here(op, chunk, &op->ready_rank, piece_here));
+               (!reads || mapped_all(op, chunk, &op->ready_rank, piece_here));
     }
     switch (needs_of(op, chunk)) {
     case GROUP_NEEDS_NONE:
@@ -147,7 +138,7 @@ static bool arrived(struct hdl_op *op, uint64_t chunk)
     case GROUP_NEEDS_ALL:
         break;
     }
-    return all_here(op, chunk, &op->ready_rank, input_here);
+    return mapped_all(op, chunk, &op->ready_rank, input_here);
 }
 
 /* Reduces this rank's share of the next chunk. */
@@ -155,7 +146,7 @@ static bool make_piece(struct hdl_group *group)
 {
     struct hdl_op *op = messaged_of(group)->readying;
     if (!op || !op->use_pieces || op->pieces == op->published ||
-        !all_here(op, op->pieces, &op->piece_rank, input_here))
+        !mapped_all(op, op->pieces, &op->piece_rank, input_here))
         return false;
     uint64_t chunk = op->pieces++;
     op->piece_rank = 0;

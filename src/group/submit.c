@@ -196,7 +196,6 @@ enum hdl_status group_submit(struct hdl_group *group, struct group_request *requ
         detail = base_strdup(engine->env, base_detail());
         request->desc = (struct group_desc){.kind = GROUP_REFUSED, .root = -1};
     }
-    group_engine_lock(engine);
     if (atomic_load_explicit(&group->next, memory_order_relaxed) > group->last_op) {
         group_engine_unlock(engine);
         base_free(engine->env, detail);

@@ -18,6 +18,7 @@ struct group_request {
     enum hdl_status refused;
 };
 
+/* The engine is locked; unlocks it. */
 enum hdl_status group_submit(struct hdl_group *group, struct group_request *request,
                              const struct hdl_call *call, struct hdl_op **op);
 

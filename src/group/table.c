@@ -128,8 +128,11 @@ size_t group_table_chunk_bytes(const struct hdl_op *op, size_t blocks, size_t co
         return slot;
     if (bytes <= SINGLE_BYTES)
         return slot;
+    /* Where ranks share cores, fewer chunks are fewer switches. All ranks must choose
+     * alike, and their cores may differ. */
+    bool several = blocks > 1 || op->group->capacity > 2;
     /* With pieces a rank's slots hold twice as much, and more ranks share the cache. */
     if (bytes <= MEDIUM_LIMIT || op->algorithm->make_piece)
-        return base_min_size(slot, blocks > 1 ? 2 * MEDIUM_BYTES : MEDIUM_BYTES);
+        return base_min_size(slot, several ? 2 * MEDIUM_BYTES : MEDIUM_BYTES);
     return slot;
 }
