@@ -11,27 +11,49 @@
 #include "base/random.h"
 #include "tools/commands.h"
 #include "tools/crew.h"
+#include "tools/crew_history.h"
 #include "tools/options.h"
 
 enum { OPS = 1 << 16, TIMES_MAX = 4096 };
 
-enum event { KILL, EXIT, EVICT, STOP, KILL_TWO, RESTART, EVENTS };
-static const char *const event_names[] = {
-    [KILL] = "kill", [EXIT] = "exit",         [EVICT] = "remove",
-    [STOP] = "stop", [KILL_TWO] = "kill two", [RESTART] = "restart coordinator"};
+enum event { KILL, EXIT, EVICT, LEAVE, STOP, KILL_TWO, RESTART, EVENTS };
+static const char *const event_names[] = {[KILL] = "kill",
+                                          [EXIT] = "exit",
+                                          [EVICT] = "remove",
+                                          [LEAVE] = "leave, add",
+                                          [STOP] = "stop",
+                                          [KILL_TWO] = "kill two",
+                                          [RESTART] = "restart coordinator"};
 
 struct times {
     double ms[TIMES_MAX];
     size_t count;
 };
 
+/* An operation's result, and how many ranks had the same. */
+struct seen {
+    struct crew_record record;
+    uint32_t ranks;
+};
+
+/* What a process held after its first events, and how many it has seen. */
+struct life {
+    uint32_t serial, events;
+    struct crew_usage begin;
+};
+
 struct chaos {
     struct crew crew;
     uint64_t rng, begun_ns, compared;
-    struct crew_record *ops; /* [OPS] first record of each operation */
-    uint64_t victims;        /* of the running event */
+    struct seen *ops; /* [OPS] by number */
+    struct crew_history history;
+    uint64_t newest, checked; /* operations; up to `checked` they fit the history */
+    uint64_t fitted;
+    uint64_t victims; /* of the running event */
     int64_t event_ns, noticed_ns;
+    int64_t end_ns; /* a run that lasts longer hangs */
     struct times noticed[EVENTS], agreed[EVENTS], whole[EVENTS];
+    struct life life[CREW_RANKS_MAX];
 };
 
 static bool is_doomed(const struct crew *crew, const struct crew_record *r)
@@ -54,15 +76,17 @@ static const char *describe(const struct crew_record *r, char *text, size_t room
 /* All ranks whose results count have the same result of an operation. */
 static void compare(struct chaos *chaos, const struct crew_record *r)
 {
-    struct crew_record *first = &chaos->ops[r->op.number % OPS];
+    struct seen *seen = &chaos->ops[r->op.number % OPS];
+    const struct crew_record *first = &seen->record;
     if (is_doomed(&chaos->crew, r))
         return;
-    if (first->what == 0 || first->op.number != r->op.number ||
+    if (seen->ranks == 0 || first->op.number != r->op.number ||
         is_doomed(&chaos->crew, first)) {
-        *first = *r;
+        *seen = (struct seen){*r, 1};
         return;
     }
     chaos->compared++;
+    seen->ranks++;
     /* In a mapped operation with a root a rank may have returned before the death of one
      * that owed it nothing: the bytes agree, the failed set may not. */
     bool rooted = r->op.kind == CREW_BROADCAST && r->status >= 0 && first->status >= 0;
@@ -83,11 +107,37 @@ static void compare(struct chaos *chaos, const struct crew_record *r)
     }
 }
 
+/* Compares results with the history of views, up to the last operation that all members
+ * have behind them; `all`: up to the last one. */
+static void check_history(struct chaos *chaos, bool all)
+{
+    uint64_t until = all ? chaos->newest : UINT64_MAX;
+    for (int i = 0; !all && i < chaos->crew.opts.ranks; i++)
+        if (chaos->crew.rank[i].last_op < until)
+            until = chaos->crew.rank[i].last_op;
+    for (; chaos->checked < until; chaos->checked++) {
+        const struct seen *seen = &chaos->ops[(chaos->checked + 1) % OPS];
+        char text[320];
+        /* One that is to be removed may have gone on without the others. */
+        if (seen->record.op.number != chaos->checked + 1 ||
+            (seen->ranks < 2 && is_doomed(&chaos->crew, &seen->record)))
+            continue;
+        chaos->fitted++;
+        if (!crew_history_fits(&chaos->history, &seen->record, text, sizeof(text)))
+            crew_problem(&chaos->crew, "%s", text);
+    }
+}
+
 static void on_record(struct crew *crew, const struct crew_record *r)
 {
     struct chaos *chaos = crew->user;
+    char text[160];
+    if (r->what == CREW_SLOT && !crew_history_add(&chaos->history, r, text, sizeof(text)))
+        crew_problem(crew, "rank %u: %s", r->rank, text);
     if (r->what != CREW_OP)
         return;
+    if (r->op.number > chaos->newest)
+        chaos->newest = r->op.number;
     compare(chaos, r);
     bool lacks = crew_ranks(r) && !(crew_ranks(r) & chaos->victims);
     if (chaos->victims && !chaos->noticed_ns && !is_doomed(crew, r) &&
@@ -114,9 +164,25 @@ static bool are_ready(struct crew *crew, void *argument)
     return true;
 }
 
+/* Also a rank that was taken for dead although nobody struck it comes in again. */
+static void admit_ready(struct crew *crew)
+{
+    char line[32];
+    for (int i = 0; i < crew->opts.ranks; i++) {
+        struct crew_rank *rank = &crew->rank[i];
+        int speaker = crew_speaker(crew, i);
+        if (!rank->ready || rank->admitting || speaker < 0)
+            continue;
+        snprintf(line, sizeof(line), "admit %d", i);
+        crew_command(crew, speaker, line);
+        rank->admitting = true;
+    }
+}
+
 static bool is_whole(struct crew *crew, void *argument)
 {
     (void)argument;
+    admit_ready(crew);
     uint64_t all = (UINT64_C(1) << crew->opts.ranks) - 1;
     for (int i = 0; i < crew->opts.ranks; i++)
         if (crew->rank[i].sees != all || !crew->rank[i].member || crew->rank[i].doomed)
@@ -147,6 +213,8 @@ static void note(struct times *times, int64_t from_ns, int64_t to_ns)
 static bool wait_for(struct chaos *chaos, const char *what,
                      bool (*test)(struct crew *, void *), int64_t timeout_ns)
 {
+    int64_t left = chaos->end_ns - base_now_ns();
+    timeout_ns = left < timeout_ns ? left : timeout_ns;
     if (crew_until(&chaos->crew, test, chaos, timeout_ns))
         return true;
     for (int i = 0; i < chaos->crew.opts.ranks; i++)
@@ -171,6 +239,9 @@ static void strike(struct chaos *chaos, enum event event, int victim)
     case EVICT:
         crew_command(crew, crew_speaker(crew, draw(chaos, 2) ? victim : -1), line);
         break;
+    case LEAVE:
+        crew_command(crew, victim, "stop");
+        break;
     case STOP:
         crew_kill(crew, victim, SIGSTOP);
         break;
@@ -193,24 +264,41 @@ static int victim_of(struct chaos *chaos, uint64_t except)
 static bool make_whole(struct chaos *chaos, enum event event)
 {
     struct crew *crew = &chaos->crew;
-    char line[32];
-    if (event == KILL || event == KILL_TWO || event == EXIT) {
+    if (event == STOP)
+        crew_kill(crew, __builtin_ctzll(chaos->victims), SIGCONT);
+    else if (event != EVICT) {
         if (!wait_for(chaos, "the end of the killed", have_gone, 5 * BASE_NS_PER_S))
             return false;
         for (int i = 0; i < crew->opts.ranks; i++)
             if ((chaos->victims >> i & 1) && !crew_spawn(crew, i, true))
                 return false;
     }
-    if (event == STOP)
-        crew_kill(crew, __builtin_ctzll(chaos->victims), SIGCONT);
-    if (!wait_for(chaos, "readiness to join", are_ready, 15 * BASE_NS_PER_S))
-        return false;
-    for (int i = 0; i < crew->opts.ranks; i++) {
-        snprintf(line, sizeof(line), "admit %d", i);
-        if (chaos->victims >> i & 1)
-            crew_command(crew, crew_speaker(crew, -1), line);
+    return wait_for(chaos, "readiness to join", are_ready, 15 * BASE_NS_PER_S) &&
+           wait_for(chaos, "the whole group", is_whole, 15 * BASE_NS_PER_S);
+}
+
+/* Processes that live on hold as much as after their first events; all parts of a rank
+ * have been used by then. */
+static void check_usage(struct chaos *chaos)
+{
+    enum { SETTLED = 6, DESCRIPTORS = 8, MAPPINGS = 40, MEMORY_KB = 24 * 1024 };
+    for (int i = 0; i < chaos->crew.opts.ranks; i++) {
+        struct life *life = &chaos->life[i];
+        struct crew_usage now = crew_usage(&chaos->crew, i);
+        if (life->serial != chaos->crew.rank[i].serial)
+            *life = (struct life){.serial = chaos->crew.rank[i].serial};
+        if (++life->events <= SETTLED)
+            life->begin = now;
+        if (now.descriptors > life->begin.descriptors + DESCRIPTORS ||
+            now.mappings > life->begin.mappings + MAPPINGS ||
+            now.memory_kb > life->begin.memory_kb + MEMORY_KB)
+            crew_problem(&chaos->crew,
+                         "rank %d has %ld descriptors, %ld mappings, %ld KiB after %u "
+                         "events, and had %ld, %ld, %ld",
+                         i, now.descriptors, now.mappings, now.memory_kb, life->events,
+                         life->begin.descriptors, life->begin.mappings,
+                         life->begin.memory_kb);
     }
-    return wait_for(chaos, "the whole group", is_whole, 15 * BASE_NS_PER_S);
 }
 
 static bool run_event(struct chaos *chaos, enum event event)
@@ -254,13 +342,15 @@ static bool run_event(struct chaos *chaos, enum event event)
         (double)(whole - chaos->event_ns) / 1e6);
     (void)fflush(stdout);
     chaos->victims = 0;
-    return true;
+    check_history(chaos, false);
+    check_usage(chaos);
+    return crew->wrong == 0;
 }
 
 static enum event draw_event(struct chaos *chaos)
 {
-    static const enum event often[] = {KILL,  KILL, KILL,     EXIT,   EVICT,
-                                       EVICT, STOP, KILL_TWO, RESTART};
+    static const enum event often[] = {KILL,  KILL,  KILL, EXIT,     EVICT,
+                                       EVICT, LEAVE, STOP, KILL_TWO, RESTART};
     for (;;) {
         enum event event = often[draw(chaos, sizeof(often) / sizeof(often[0]))];
         if (event == KILL_TWO && chaos->crew.opts.ranks < 4)
@@ -269,6 +359,28 @@ static enum event draw_event(struct chaos *chaos)
             continue;
         return event;
     }
+}
+
+static bool are_orphans(struct crew *crew, void *argument)
+{
+    (void)argument;
+    for (int i = 1; i < crew->opts.ranks; i++)
+        if (!crew->rank[i].orphan)
+            return false;
+    return true;
+}
+
+/* Rank 0 dies, and the coordinator with it: every other rank is told so. */
+static bool kill_coordinator(struct chaos *chaos)
+{
+    int64_t begin = base_now_ns();
+    crew_kill(&chaos->crew, 0, SIGKILL);
+    if (!wait_for(chaos, "HDL_ECOORD on all", are_orphans, 2 * BASE_NS_PER_S))
+        return false;
+    printf("%8.2f s  kill the coordinator's rank  HDL_ECOORD on all %7.1f ms\n",
+           (double)(begin - (int64_t)chaos->begun_ns) / 1e9,
+           (double)(base_now_ns() - begin) / 1e6);
+    return true;
 }
 
 static int by_value(const void *a, const void *b)
@@ -292,20 +404,31 @@ static int run_chaos(struct chaos *chaos, int64_t seconds_us)
     struct crew *crew = &chaos->crew;
     int64_t until = base_now_ns() + seconds_us * 1000;
     chaos->begun_ns = (uint64_t)base_now_ns();
+    chaos->end_ns = until + 9 * BASE_NS_PER_S;
     bool good = crew_start(crew);
     while (good && base_now_ns() < until) {
         int64_t pause = (int64_t)(20 + draw(chaos, 300)) * BASE_NS_PER_MS;
         good = crew_until(crew, NULL, NULL, pause) && run_event(chaos, draw_event(chaos));
     }
-    good = crew_stop(crew) && good && crew->wrong == 0;
+    if (good && crew->opts.coordinator_in_rank0)
+        good = kill_coordinator(chaos);
+    good = crew_stop(crew) && good;
+    if (good)
+        check_history(chaos, true);
+    good &= crew->wrong == 0;
     for (int e = 0; e < EVENTS; e++) {
         show("noticed", event_names[e], &chaos->noticed[e]);
         show("all without", event_names[e], &chaos->agreed[e]);
         show("whole after", event_names[e], &chaos->whole[e]);
     }
-    printf("seed %lu: %lu records, %lu results compared between ranks: %s\n",
-           (unsigned long)crew->opts.seed, (unsigned long)crew->records,
-           (unsigned long)chaos->compared, good ? "all right" : crew->problem);
+    printf("exchange: %lu steps, %lu without somebody\n", (unsigned long)crew->steps,
+           (unsigned long)crew->incomplete);
+    printf(
+        "seed %lu: %lu records, %lu results compared between ranks, %lu with the views: "
+        "%s\n",
+        (unsigned long)crew->opts.seed, (unsigned long)crew->records,
+        (unsigned long)chaos->compared, (unsigned long)chaos->fitted,
+        good ? "all right" : crew->problem);
     return good ? TOOL_OK : TOOL_FAILED;
 }
 
@@ -322,7 +445,7 @@ int command_chaos(int argc, char **argv)
         {0, "dead-after", TOOL_SECONDS, &dead_after_us, 0, "S",
          "silence after which a stopped rank is removed (default 1)"},
         {0, "coordinator", TOOL_TEXT, &coordinator, 0, "own|rank0",
-         "a process of its own (default), or rank 0, which is then spared"},
+         "a process of its own (default), or rank 0, which is then spared until the end"},
         {0, "defect", TOOL_TEXT, &defect, 0, "D", "plant one: byte"},
         {0, "rank", TOOL_FLAG, &as_rank, 0, NULL, NULL},
     };
@@ -343,10 +466,11 @@ int command_chaos(int argc, char **argv)
         return tool_usage_error("chaos takes 2 to %d ranks and no other arguments",
                                 CREW_RANKS_MAX);
     struct chaos *chaos = calloc(1, sizeof(*chaos));
-    struct crew_record *ops = calloc(OPS, sizeof(*ops));
+    struct seen *ops = calloc(OPS, sizeof(*ops));
     int code = TOOL_FAILED;
     if (chaos && ops) {
         chaos->ops = ops;
+        chaos->history.ranks = (int)ranks;
         chaos->rng = (uint64_t)seed;
         chaos->crew.on_record = on_record;
         chaos->crew.user = chaos;

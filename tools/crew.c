@@ -168,22 +168,28 @@ void crew_kill(struct crew *crew, int rank, int signal)
 static void hear(struct crew *crew, struct crew_rank *r, const struct crew_record *record)
 {
     const char *text = record->text;
-    if (strcmp(text, "ready") == 0)
+    unsigned long steps, incomplete;
+    char status[32];
+    int other;
+    if (strcmp(text, "ready") == 0) {
         r->ready = true;
-    else if (strncmp(text, "joined", 6) == 0) {
+        r->member = r->admitting = false;
+    } else if (strncmp(text, "joined", 6) == 0) {
         r->member = true;
-        r->ready = r->removed = r->fenced = r->doomed = false;
-    } else if (strcmp(text, "removed") == 0) {
-        r->removed = r->ready = true;
-        r->member = false;
-    } else if (strcmp(text, "fenced") == 0) {
-        r->fenced = r->ready = true;
+        r->ready = r->doomed = r->admitting = false;
+    } else if (strcmp(text, "orphan") == 0) {
+        r->orphan = true;
         r->member = false;
     } else if (strcmp(text, "end") == 0) {
         r->ended = true;
         r->member = false;
+    } else if (sscanf(text, "steps %lu %lu", &steps, &incomplete) == 2) {
+        crew->steps += steps;
+        crew->incomplete += incomplete;
+    } else if (sscanf(text, "done admit %d %31s", &other, status) == 2 && other >= 0 &&
+               other < crew->opts.ranks && strcmp(status, "HDL_OK") != 0) {
+        crew->rank[other].admitting = false;
     }
-    (void)crew;
 }
 
 static void take(struct crew *crew, struct crew_rank *r, const struct crew_record *record)
@@ -348,5 +354,7 @@ bool crew_stop(struct crew *crew)
         }
     }
     end_coordinator(crew, SIGTERM);
+    if (waitpid(-1, NULL, WNOHANG) != -1 || errno != ECHILD)
+        crew_problem(crew, "a process is left over");
     return good && crew->wrong == 0;
 }

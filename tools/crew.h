@@ -19,12 +19,13 @@ enum { CREW_RANKS_MAX = 15, CREW_RUNS = 6, CREW_TEXT = 104 };
 
 enum crew_what {
     CREW_OP = 1, /* one operation has ended */
-    CREW_SAY,    /* text: "ready", "joined", "removed", "fenced", "done ..." */
-    CREW_WRONG   /* text: a result is wrong, or a call failed that must not */
+    CREW_SAY,    /* text: "ready", "joined", "orphan", "steps ...", "end", "done ..." */
+    CREW_WRONG,  /* text: a result is wrong, or a call failed that must not */
+    CREW_SLOT    /* of a view that the rank sees */
 };
 
 /* Kinds of operations whose results follow other rules. */
-enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4 };
+enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4, CREW_BARRIER = 5 };
 
 struct crew_run {
     uint32_t end;   /* behind its last element */
@@ -40,13 +41,18 @@ struct crew_record {
     union {
         struct {
             uint64_t number;
-            uint32_t kind;
+            uint16_t kind;
+            uint16_t root;
             uint32_t runs;   /* of elements that have data of the same ranks */
             uint64_t failed; /* mask */
             struct crew_run run[CREW_RUNS];
             uint64_t hash;  /* of all bytes */
             int64_t gap_ns; /* since the end of the operation before */
         } op;
+        struct {
+            uint64_t epoch, rank_epoch, first, last, reported;
+            uint32_t slot;
+        } slot;
         char text[CREW_TEXT];
     };
 };
@@ -74,7 +80,9 @@ struct crew_rank {
     int command_fd, record_fd;
     bool doomed; /* killed or stopped: its results do not count */
     bool member; /* said "joined", or a founder */
-    bool ready, removed, fenced, ended;
+    bool ready, ended;
+    bool admitting; /* was told to a member */
+    bool orphan;    /* its loop ended for want of a coordinator */
     int exit_code;
     uint64_t last_op;
     uint64_t sees; /* ranks in its newest operation */
@@ -88,7 +96,8 @@ struct crew {
     uint32_t next_serial;
     struct crew_rank rank[CREW_RANKS_MAX];
     uint64_t records, wrong;
-    char problem[400]; /* the first */
+    uint64_t steps, incomplete; /* of the exchange, of ranks that ended well */
+    char problem[400];          /* the first */
     void (*on_record)(struct crew *crew, const struct crew_record *record);
     void *user;
 };
@@ -104,12 +113,21 @@ bool crew_until(struct crew *crew, bool (*test)(struct crew *crew, void *argumen
 bool crew_restart_coordinator(struct crew *crew);
 /* All leave; false if one does not end well. */
 bool crew_stop(struct crew *crew);
+struct crew_usage {
+    long descriptors, mappings, memory_kb;
+};
+/* Of the rank's process now. */
+struct crew_usage crew_usage(const struct crew *crew, int rank);
 /* Lowest rank that is a member and counts, but `not`; -1 = none. */
 int crew_speaker(const struct crew *crew, int not_this);
 uint64_t crew_members(const struct crew *crew);
 void crew_problem(struct crew *crew, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+struct hdl_group;
+/* Emits the newest view if it is not the one told before. */
+void crew_tell_view(struct hdl_group *group, uint64_t *told,
+                    void (*emit)(struct crew_record *record));
 /* The rank's part; returns its exit code. */
 int crew_rank_main(void);
 

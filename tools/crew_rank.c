@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "heddle.h"
 #include "tools/crew.h"
+#include "tools/crew_moe.h"
 
 /*
  * Elements come in pairs: a bit for each rank that took part, and a number that only the
@@ -29,7 +30,7 @@ enum kind {
     BARRIER,
     KINDS
 };
-enum { RECORD_FD = 3, PAIRS_MAX = 65536 };
+enum { RECORD_FD = 3, PAIRS_MAX = 65536, MOE_PERIOD = 64, MOE_STEP = 8 };
 
 static struct {
     struct hdl_context *context;
@@ -41,6 +42,7 @@ static struct {
     const char *mode, *defect;
     int64_t pause_us;
     int64_t before_ns;
+    uint64_t told; /* epoch of the view */
     volatile bool stop, quit;
     int64_t src[2 * PAIRS_MAX], dst[2 * PAIRS_MAX];
 } self;
@@ -189,38 +191,6 @@ static bool read_root(struct crew_record *r, int root, size_t pairs, size_t *at)
            (r->status != HDL_OK || i == pairs);
 }
 
-static uint64_t active_now(void)
-{
-    uint64_t active = 0;
-    struct hdl_view view = {.mask_words = 1, .active = &active};
-    return hdl_group_view(self.group, &view) == HDL_OK ? active : 0;
-}
-
-/* The ranks whose interval covers an operation: also one that is lost meanwhile, whose
- * data was agreed to be there. */
-static uint64_t members_at(uint64_t number)
-{
-    uint64_t mask = 0;
-    for (int r = 0; r < self.ranks; r++) {
-        struct hdl_member member = {.size = sizeof(member)};
-        if (hdl_group_member(self.group, r, &member) == HDL_OK && member.rank_epoch &&
-            number >= member.first && number <= member.last)
-            mask |= UINT64_C(1) << r;
-    }
-    return mask;
-}
-
-/* What the history of views allows. */
-static bool fits_views(const struct crew_record *r, uint64_t before, uint64_t after)
-{
-    uint64_t both = before & after, any = before | after | members_at(r->op.number);
-    if (r->op.kind == BROADCAST || r->op.kind == BARRIER)
-        return true;
-    if (crew_ranks(r) & ~any & ~r->op.failed)
-        return false;
-    return ((both & ~crew_ranks(r)) & ~r->op.failed) == 0;
-}
-
 static enum hdl_status call(enum kind kind, size_t pairs, int root)
 {
     switch (kind) {
@@ -279,21 +249,44 @@ static void exchange(const struct crew_record *r)
     }
 }
 
+/* Links the exchange at numbers that all members know, and makes steps in between. A
+ * failure is not the end: the next link tries again. */
+static enum hdl_status exchange_step(uint64_t number)
+{
+    const char *wrong = NULL;
+    enum hdl_status status = HDL_OK;
+    if (number % MOE_PERIOD == 0)
+        status = crew_moe_link(self.group, self.ranks);
+    else if (number % MOE_STEP == 0)
+        status = crew_moe_step(self.rank, self.ranks, number, &wrong);
+    if (wrong || status == HDL_EINVAL || status == HDL_ECONFIG || status == HDL_EORDER ||
+        status == HDL_EINTERNAL)
+        say(CREW_WRONG, "exchange at %lu: %s: %.70s", (unsigned long)number,
+            hdl_status_name(status), wrong ? wrong : hdl_error_detail());
+    return status == HDL_ENOTMEMBER || status == HDL_EFENCED || status == HDL_ECOORD
+               ? status
+               : HDL_OK;
+}
+
 /* HDL_OK, or why the loop cannot go on as it is. */
 static enum hdl_status one(void)
 {
     struct crew_record r = {.what = CREW_OP};
+    if (self.mix) {
+        enum hdl_status linked = exchange_step(hdl_group_next(self.group));
+        if (linked != HDL_OK)
+            return linked;
+    }
     r.op.number = hdl_group_next(self.group);
     enum kind kind = kind_of(r.op.number);
-    r.op.kind = kind;
+    r.op.kind = (uint16_t)kind;
     size_t pairs = pairs_of(kind);
     int root = (int)(mix64(r.op.number * 7 + self.seed) % (uint64_t)self.ranks);
+    r.op.root = (uint16_t)root;
     fill(r.op.number, pairs);
-    uint64_t before = active_now();
     enum hdl_status status = call(kind, pairs, root);
     r.status = status;
     (void)hdl_last_failed(&r.op.failed, 1);
-    uint64_t after = active_now();
     if (status < 0 && status != HDL_EPEER)
         return status;
     if (self.defect && strcmp(self.defect, "byte") == 0 && r.op.number == 500 &&
@@ -308,28 +301,39 @@ static enum hdl_status one(void)
             (unsigned long)r.op.number, kind, hdl_status_name(status), at,
             (unsigned long)self.dst[2 * at], (unsigned long)self.dst[2 * at + 1],
             r.op.runs, r.op.run[0].ranks);
-    else if (!fits_views(&r, before, after))
-        say(CREW_WRONG, "operation %lu kind %d: ranks %lx, failed %lx, views %lx and %lx",
-            (unsigned long)r.op.number, kind, (unsigned long)crew_ranks(&r),
-            (unsigned long)r.op.failed, (unsigned long)before, (unsigned long)after);
     size_t words = 2 * (kind == ALLGATHER ? (size_t)self.ranks : pairs);
     for (size_t i = 0; i < words && kind != BARRIER; i++)
         r.op.hash = mix64(r.op.hash ^ (uint64_t)self.dst[i]);
+    crew_tell_view(self.group, &self.told, emit);
     emit(&r);
     if (self.mix && kind == ALLREDUCE_8B && crew_ranks(&r) >> self.rank & 1)
         exchange(&r);
     return HDL_OK;
 }
 
-static void join_again(const char *why)
+static enum hdl_status join(uint64_t *first)
 {
-    uint64_t first = 0;
-    say(CREW_SAY, "%s", why);
     enum hdl_status status;
+    say(CREW_SAY, "ready");
     do
-        status = hdl_group_join(self.group, 2000000, &first);
+        status = hdl_group_join(self.group, 2000000, first);
     while ((status == HDL_ETIMEDOUT || status == HDL_EINVAL || status == HDL_EPEER) &&
            !self.stop);
+    return status;
+}
+
+static void join_again(void)
+{
+    uint64_t first = 0;
+    crew_moe_close();
+    enum hdl_status status = join(&first);
+    /* Not into the middle of the members' link: out again, and in later. */
+    while (self.mix && status == HDL_OK && first % MOE_PERIOD > 0 &&
+           first % MOE_PERIOD < CREW_MOE_OPS) {
+        status = hdl_group_leave(self.group, 5000000);
+        if (status == HDL_OK)
+            status = join(&first);
+    }
     if (status == HDL_OK)
         say(CREW_SAY, "joined %lu", (unsigned long)first);
     else if (!self.stop)
@@ -392,14 +396,16 @@ static bool enter(void)
 
 static bool step_over(enum hdl_status status)
 {
-    if (status == HDL_ENOTMEMBER)
-        join_again("removed");
-    else if (status == HDL_EFENCED)
-        join_again("fenced");
+    if (status == HDL_ENOTMEMBER || status == HDL_EFENCED) {
+        join_again();
+        return true;
+    }
+    if (status == HDL_ECOORD)
+        say(CREW_SAY, "orphan");
     else
-        say(status == HDL_ECOORD ? CREW_SAY : CREW_WRONG, "loop ended: %s: %.70s",
-            hdl_status_name(status), hdl_error_detail());
-    return status == HDL_ENOTMEMBER || status == HDL_EFENCED;
+        say(CREW_WRONG, "loop ended: %s: %.70s", hdl_status_name(status),
+            hdl_error_detail());
+    return false;
 }
 
 int crew_rank_main(void)
@@ -418,7 +424,7 @@ int crew_rank_main(void)
     if (pthread_create(&thread, NULL, obey, NULL) != 0)
         return 1;
     if (number_of("CREW_JOIN"))
-        join_again("ready");
+        join_again();
     else
         say(CREW_SAY, "joined 1");
     while (!self.stop) {
@@ -428,8 +434,12 @@ int crew_rank_main(void)
         if (self.pause_us)
             usleep((useconds_t)self.pause_us);
     }
+    uint64_t steps, incomplete;
+    crew_moe_count(&steps, &incomplete);
+    say(CREW_SAY, "steps %lu %lu", (unsigned long)steps, (unsigned long)incomplete);
+    crew_moe_close();
     hdl_group_destroy(self.group);
     hdl_context_destroy(self.context);
     say(CREW_SAY, "end");
-    return self.stop ? 0 : 1;
+    return 0;
 }
