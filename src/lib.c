@@ -228,6 +228,7 @@ void hdl_context_destroy(struct hdl_context *context)
     if (host_check(context->host) != HDL_OK)
         return; /* a forked child owns none of it */
     context->magic = 0;
+    group_destroy_all(context->engine);
     group_engine_destroy(context->engine);
     net_destroy(context->net);
     host_destroy(context->host);

@@ -126,8 +126,7 @@ class Context(Object):
         """Writes the last 64 operations of every group, links and counters as text to a file descriptor."""
         _error.check(self.call(lib.hdl_context_dump, fd))
 
-    def _free(self, handle: int) -> None:
-        lib.hdl_context_destroy(handle)
+    _destroy = staticmethod(lib.hdl_context_destroy)
 
 
 _open_contexts: weakref.WeakSet[Context] = weakref.WeakSet()

@@ -222,7 +222,9 @@ class Group(Collectives):
         _error.check(self.call(lib.hdl_group_abort))
 
     def _sweep(self) -> None:
-        """Frees dropped operations that are finished by now."""
+        """Frees dropped operations that are finished by now. With the context their handles are gone."""
+        if self.context.ended:
+            self._orphans.clear()
         for orphan in self._orphans.copy():
             if lib.hdl_op_test(orphan[0]) != Status.PENDING:
                 self._orphans.remove(orphan)
@@ -231,6 +233,7 @@ class Group(Collectives):
     def _interrupt(self, handle: int) -> None:
         lib.hdl_group_abort(handle)
 
-    def _free(self, handle: int) -> None:
-        lib.hdl_group_destroy(handle)
+    _destroy = staticmethod(lib.hdl_group_destroy)
+
+    def _destroyed(self) -> None:
         self._sweep()

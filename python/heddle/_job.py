@@ -17,8 +17,8 @@ from heddle._group import Group
 class _World(Group):
     """A group that owns its context."""
 
-    def _free(self, handle: int) -> None:
-        super()._free(handle)
+    def _destroyed(self) -> None:
+        super()._destroyed()
         self.context.close()
 
 

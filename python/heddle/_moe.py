@@ -387,5 +387,4 @@ class Moe(Object):
         found["expert_rows"] = list(expert_rows)[: self.local_experts]
         return found | {name: list(array) for name, array in per_rank.items()}
 
-    def _free(self, handle: int) -> None:
-        lib.hdl_moe_destroy(handle)
+    _destroy = staticmethod(lib.hdl_moe_destroy)

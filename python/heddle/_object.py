@@ -8,12 +8,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from heddle._abi import Status
 from heddle._error import InvalidError
 
 _Self = TypeVar("_Self", bound="Object")
+# Handle: what destroys it, and the handles that go before it.
+_Handles: TypeAlias = "dict[int, tuple[Callable[[int], None], _Handles]]"
 
 # Others get so long to come out of an object that is being closed.
 _LEAVE_SECONDS = 5.0
@@ -26,8 +28,18 @@ def microseconds(seconds: float | None) -> int:
     return max(1, int(seconds * 1e6)) if seconds >= 0 else -1
 
 
+def _destroy_all(handles: _Handles) -> None:
+    while handles:
+        handle, (destroy, inner) = handles.popitem()
+        _destroy_all(inner)
+        destroy(handle)
+
+
 class Object:
     """A C object. Children hold their parent, parents know their children, close() takes them in order.
+
+    A parent also has the handles of its children: objects that became garbage together are finalised in any order,
+    when the weak references between them are gone.
 
     Calls go through `call`, which notes who is inside, so that no object is freed under a call.
     """
@@ -38,14 +50,19 @@ class Object:
         self._handle: int | None = None
         self._inside: set[int] = set()
         self._children: weakref.WeakSet[Object] = weakref.WeakSet()
+        self._handles: _Handles = {}
+        self._siblings: _Handles = {} if parent is None else parent._handles
         self._closing = threading.RLock()
         self._parent = parent
         self._gone = "is closed"
+        #: close() is over: the C object is gone.
+        self.ended = False
         #: In a child made by fork, where the parent's objects do not work.
         self.forked = False
 
     def _opened(self, handle: int) -> None:
         self._handle = handle
+        self._siblings[handle] = (self._destroy, self._handles)
         if self._parent is not None:
             self._parent._children.add(self)
 
@@ -89,7 +106,11 @@ class Object:
                     if time.monotonic() > deadline:
                         return  # kept for the thread that is still inside
                     time.sleep(0.001)
-            self._free(handle)
+            _destroy_all(self._handles)
+            if self._siblings.pop(handle, None) is not None:
+                self._destroy(handle)
+            self.ended = True
+            self._destroyed()
 
     def _forget(self) -> None:
         """In a forked child: nothing of it works, nothing of it is freed."""
@@ -106,8 +127,12 @@ class Object:
     def _interrupt(self, handle: int) -> None:
         """Makes the calls of other threads return."""
 
-    def _free(self, handle: int) -> None:
+    @staticmethod
+    def _destroy(handle: int) -> None:
         raise NotImplementedError
+
+    def _destroyed(self) -> None:
+        """What is left to do when the C object is gone."""
 
     def __enter__(self: _Self) -> _Self:
         return self

@@ -94,28 +94,30 @@ class Operation:
         raise failure
 
     def _inside(self, function: Callable[..., int], *arguments: Any) -> int:
-        """A call on the handle, during which the group is not freed."""
-        inside, me = self._group._inside, threading.get_ident()
+        """A call on the handle, during which neither the group nor the context is freed."""
+        group, me = self._group, threading.get_ident()
+        inside = (group.context if group.closed else group)._inside
         inside.add(me)
         try:
-            if self._group.closed:
-                # Finished by the closing, if not before; in a forked child it never is.
-                return Status.EABORTED if self._group.forked else function(self._handle, *arguments)
-            return function(self._handle, *arguments)
+            return Status.EABORTED if self._gone() else function(self._handle, *arguments)
         finally:
             inside.discard(me)
+
+    def _gone(self) -> bool:
+        """The handle is not there any more: it ends with the context, and a forked child has none."""
+        return self._group.forked or self._group.context.ended
 
     def _note(self, status: int) -> None:
         """Takes over what the handle knows once the operation is finished."""
         if status == Status.PENDING or self._status != Status.PENDING:
             return
-        if status != Status.OK and not self._group.forked:
+        if status != Status.OK and not self._gone():
             words = (self._group.capacity + 63) // 64
             mask = (c_uint64 * words)()
             lib.hdl_op_failed(self._handle, mask, words)
             self._ranks = _error.ranks_of(mask)
             self._detail = (lib.hdl_op_detail(self._handle) or b"").decode(errors="replace")
-        elif self.name == "recv":
+        elif status == Status.OK and self.name == "recv":
             rank, tag = c_int32(), c_int32()
             if lib.hdl_op_source(self._handle, rank, tag) == Status.OK:
                 self._source = (rank.value, tag.value)
@@ -123,7 +125,7 @@ class Operation:
         self._buffers = ()
 
     def __del__(self) -> None:
-        if not getattr(self, "_handle", None) or sys.is_finalizing() or self._group.forked:
+        if not getattr(self, "_handle", None) or sys.is_finalizing() or self._gone():
             return
         if self._status == Status.PENDING and not self.test():
             self._group._orphans.append((self._handle, self._buffers))

@@ -51,8 +51,7 @@ class Window(Object):
         limit = _abi.FOREVER if timeout is None else int(timeout * 1e6)
         _error.check(self.call(lib.hdl_window_wait, offset, value, peer, limit))
 
-    def _free(self, handle: int) -> None:
-        lib.hdl_window_destroy(handle)
+    _destroy = staticmethod(lib.hdl_window_destroy)
 
 
 class PeerWindow(Object):
@@ -103,5 +102,4 @@ class PeerWindow(Object):
         found: int | None = self.call(lib.hdl_peer_window_map)
         return found
 
-    def _free(self, handle: int) -> None:
-        lib.hdl_window_close(handle)
+    _destroy = staticmethod(lib.hdl_window_close)

@@ -464,6 +464,13 @@ void hdl_group_destroy(struct hdl_group *group)
     free_group(group);
 }
 
+void group_destroy_all(struct group_engine *engine)
+{
+    while (!base_list_empty(&engine->groups))
+        hdl_group_destroy(
+            base_container_of(base_list_first(&engine->groups), struct hdl_group, node));
+}
+
 enum hdl_status hdl_group_abort(struct hdl_group *group)
 {
     if (!group || group->magic != GROUP_MAGIC)

@@ -240,6 +240,8 @@ void group_notify(struct hdl_group *group);
 void group_notify_run(struct group_job *job);
 void group_notify_stop(struct hdl_group *group);
 
+/* hdl_group_destroy for what is left of the engine's groups. */
+void group_destroy_all(struct group_engine *engine);
 /* Joins as `opts` says (hdl_group_create); blocking. */
 enum hdl_status group_create(struct group_engine *engine,
                              const struct hdl_group_opts *opts, struct hdl_group **group);

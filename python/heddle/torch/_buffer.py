@@ -100,7 +100,8 @@ class _Adopted(Object):
         # Exchanges end before the group that they are made of.
         group.before_end.append(_closer(self))
 
-    def _free(self, handle: int) -> None:
+    @staticmethod
+    def _destroy(handle: int) -> None:
         pass
 
 
