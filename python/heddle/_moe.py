@@ -137,7 +137,8 @@ class Moe(Object):
         super().__init__(group)
         #: The options.
         self.options = MoeOptions(num_experts, top_k, hidden, max_tokens, **options)
-        self._one = threading.Lock()
+        #: Held during each call of the library.
+        self.lock = threading.Lock()
         made = ctypes.c_void_p()
         _error.check(group.call(lib.hdl_moe_create, self.options.struct(), made))
         self._opened(made.value or 0)
@@ -215,7 +216,7 @@ class Moe(Object):
     def refuse(self) -> None:
         """A dispatch whose arguments are bad: this step is over on all ranks, the others get EPEER."""
         tokens = _abi.MoeTokens(num_tokens=self.options.max_tokens + 1)
-        with self._one:
+        with self.lock:
             self.call(lib.hdl_moe_dispatch_send, tokens, None, _abi.MoeHandle())
 
     def _checked_tokens(self, *arrays: Any) -> tuple[_abi.MoeTokens, Step]:
@@ -283,7 +284,7 @@ class Moe(Object):
         call = _abi.MoeCall(timeout_us=microseconds(timeout))
         if active is not None:
             call.active = self._address(active, DType.I32, self.num_ranks, "active", write=True)
-        with self._one:
+        with self.lock:
             status = self.call(function, *before, call, *after)
         if status < 0 or (status == Status.INCOMPLETE and active is None):
             raise _error.last(status)
@@ -369,7 +370,7 @@ class Moe(Object):
         """
         counts = None if expert_counts is None else int32s(expert_counts)
         ids = None if expert_ids is None else int32s(expert_ids)
-        with self._one:
+        with self.lock:
             _error.check(self.call(lib.hdl_moe_update, counts, ids))
         if expert_counts is not None:
             self.options = dataclasses.replace(self.options, expert_counts=expert_counts, expert_ids=expert_ids)

@@ -3,20 +3,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
+import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from heddle import _error
-from heddle._abi import MoeFormat, Status
+from heddle import _abi, _error
+from heddle._abi import MoeFormat, Status, lib
 from heddle._context import Context
 from heddle._group import Group
-from heddle._moe import Moe, MoeOptions, Received, Step
+from heddle._moe import Moe, MoeOptions
 from heddle._object import Object
 from heddle.torch._group import ProcessGroup
 
@@ -53,14 +55,13 @@ class Handle(tuple[Any, ...]):
 
     exchange: _Exchange
     update: int
-    step: Step
+    step: _abi.MoeHandle
     weights: torch.Tensor | None
     topk_shape: tuple[int, ...]
     missing: torch.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     """What an exchange is made for."""
 
     max_tokens: int
@@ -81,12 +82,69 @@ class _Shape:
 
 
 class _Exchange:
-    """One exchange, and the number of the buffer's update that it has seen."""
+    """One exchange, the number of the buffer's update that it has seen, and the structs of its calls.
+
+    They are filled and used under the lock of the exchange: making new ones would take longer than the calls.
+    """
 
     def __init__(self, shape: _Shape, moe: Moe, update: int) -> None:
         self.shape = shape
         self.moe = moe
+        self.tokens = _abi.MoeTokens()
+        self.received = _abi.MoeReceived()
+        self.outputs = _abi.MoeOutputs()
+        self.result = _abi.MoeResult()
+        self.call = _abi.MoeCall()
+        self.linked(update)
+
+    def linked(self, update: int) -> None:
         self.update = update
+        self.local = self.moe.local_experts
+        self.rows = self.moe.num_ranks * self.shape.max_tokens
+        # Where each expert begins, in the upper half: the library counts rows through, a handle by expert.
+        self.first = (torch.arange(self.local) * self.rows << 32)[:, None].repeat(1, self.moe.num_ranks)
+
+    def begin(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None) -> None:
+        tokens = self.tokens
+        tokens.num_tokens = count = ids.size(0)
+        tokens.ids_are_64 = ids.dtype == torch.int64
+        tokens.rows = x.data_ptr() if count else None
+        tokens.topk_ids = ids.data_ptr() if count else None
+        tokens.weights = None if weights is None else weights.data_ptr()
+
+    def deliver(self, into: _Arrivals) -> None:
+        received = self.received
+        received.rows = into.rows.data_ptr()
+        received.scales = None if into.scales is None else into.scales.data_ptr()
+        received.counts = into.counts.data_ptr()
+        received.source_token = into.source_token.data_ptr()
+        received.ranges = into.ranges.data_ptr()
+
+    def give(self, rows: torch.Tensor, weights: torch.Tensor | None) -> None:
+        self.outputs.rows = rows.data_ptr()
+        self.outputs.weights = None if weights is None else weights.data_ptr()
+
+    def take(self, out: torch.Tensor, missing: torch.Tensor) -> None:
+        self.result.rows = out.data_ptr()
+        self.result.missing = missing.data_ptr()
+
+
+class _Arrivals:
+    """Where a dispatch delivers."""
+
+    __slots__ = ("counts", "ranges", "rows", "scales", "source_token")
+
+    def __init__(self, exchange: _Exchange) -> None:
+        shape, local, rows = exchange.shape, exchange.local, exchange.rows
+        self.scales = None
+        if shape.use_fp8:
+            self.rows = torch.empty((local, rows, shape.hidden), dtype=torch.float8_e4m3fn)
+            self.scales = torch.empty((local, rows, (shape.hidden + 127) // 128))
+        else:
+            self.rows = torch.empty((local, rows, shape.hidden), dtype=torch.bfloat16)
+        self.counts = torch.empty(local, dtype=torch.int32)
+        self.source_token = torch.full((local, rows), -1, dtype=torch.int32)
+        self.ranges = exchange.first.clone()
 
 
 class _Adopted(Object):
@@ -227,17 +285,17 @@ class Buffer:
         each = num_experts // self.group_size
         return [each if slot < self.group_size else 0 for slot in range(self._slots)]
 
-    def _exchange(self, shape: _Shape) -> Moe:
+    def _exchange(self, shape: _Shape) -> _Exchange:
         """The exchange for a shape: found, linked anew, or made (the latter two collectively)."""
         found = self._exchanges.get(shape)
         if found is not None and found.update == self._updates:
-            return found.moe
+            return found
         counts = self._map(shape.num_experts)
         ids = None if counts is None else list(range(shape.num_experts))
         if found is not None:
             found.moe.update(counts or self._even(shape.num_experts), ids or list(range(shape.num_experts)))
-            found.update = self._updates
-            return found.moe
+            found.linked(self._updates)
+            return found
         options = dataclasses.replace(shape.options(), expert_counts=counts, expert_ids=ids)
         needed = options.sizes(self._slots).arena_bytes
         used = sum(exchange.moe.sizes.arena_bytes for exchange in self._exchanges.values())
@@ -249,7 +307,7 @@ class Buffer:
         fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         made = _Exchange(shape, Moe(self._job, **fields), self._updates)
         self._exchanges[shape] = made
-        return made.moe
+        return made
 
     def _even(self, num_experts: int) -> list[int]:
         return [num_experts // self._slots] * self._slots
@@ -272,16 +330,27 @@ class Buffer:
         mask[:length] = active_ranks
         return mask, active_ranks
 
-    def _masked(self, active_ranks: torch.Tensor | None, call: Callable[[torch.Tensor], Any]) -> Any:
-        """A call with a mask; ranks that did not come are cleared in the caller's."""
+    def _call(
+        self,
+        exchange: _Exchange,
+        active_ranks: torch.Tensor | None,
+        timeout_us: int,
+        function: Callable[..., int],
+        *arguments: Any,
+        last: tuple[Any, ...] = (),
+    ) -> None:
+        """One C call, whose options stand before `last`; ranks that did not come are cleared in the caller's mask."""
         mask, target = self._mask(active_ranks)
-        result = call(mask)
+        call = exchange.call
+        call.active = mask.data_ptr()
+        call.timeout_us = timeout_us if timeout_us != 0 else 1  # 0 is no limit there
+        status = exchange.moe.call(function, *arguments, call, *last)
+        if status < 0:
+            raise _error.last(status)
         if target is not None:
             target.copy_(mask[: target.numel()])
-        status = result[1] if isinstance(result, tuple) else result
         if status == Status.INCOMPLETE and active_ranks is None:
             log.warning("buffer rank %d: ranks did not come or are lost; active_ranks says which if given", self.rank)
-        return result
 
     # ------------------------------------------------------------------- dispatch
 
@@ -314,54 +383,43 @@ class Buffer:
             use_fp8 = use_fp8 is not False
             shape = _Shape(num_max_dispatch_tokens_per_rank, x.size(1), num_experts, topk_idx.size(1), use_fp8)
             self._mask(active_ranks)
-            moe = self._exchange(shape)
+            exchange = self._exchange(shape)
         except (TypeError, ValueError, NotImplementedError) as failure:
             if self._last is not None and not isinstance(failure, _error.Error):
                 self._last.moe.refuse()
             raise
-        self._last = self._exchanges[shape]
-        received = self._new_received(moe, shape)
+        self._last = exchange
+        into = _Arrivals(exchange)
         weights = None if topk_weights is None else topk_weights.to(torch.float32).contiguous()
-        tokens = (x.contiguous(), topk_idx.contiguous(), weights)
-        timeout = _seconds(timeout_us)
-        if return_recv_hook:
-            step, _ = self._masked(active_ranks, lambda mask: moe.dispatch_send(*tokens, active=mask))
-        else:
-            step, _ = self._masked(
-                active_ranks,
-                lambda mask: moe.dispatch(*tokens[:2], received, weights=weights, active=mask, timeout=timeout),
-            )
-            self._arrived(received)
+        x, ids, step = x.contiguous(), topk_idx.contiguous(), _abi.MoeHandle()
 
-        def hook() -> None:
-            self._masked(active_ranks, lambda mask: moe.dispatch_recv(step, received, active=mask, timeout=timeout))
-            self._arrived(received)
+        def receive() -> None:
+            with exchange.moe.lock:
+                exchange.deliver(into)
+                arguments = (lib.hdl_moe_dispatch_recv, step, exchange.received)
+                self._call(exchange, active_ranks, timeout_us, *arguments)
+            into.ranges -= exchange.first
 
-        rows = self.group_size * shape.max_tokens
-        handle = Handle(
-            (
-                received.source_token[:, :rows],
-                received.ranges[:, : self.group_size],
-                shape.max_tokens,
-                shape.hidden,
-                num_experts,
-            )
-        )
-        handle.exchange, handle.step, handle.weights = self._exchanges[shape], step, weights
-        handle.topk_shape, handle.update = tuple(topk_idx.shape), self._updates
-        out: Any = received.rows[:, :rows]
-        if use_fp8:
-            out = (out, received.scales[:, :rows])
-        return out, received.counts, handle, EventOverlap(), _once(hook) if return_recv_hook else _nothing
-
-    @staticmethod
-    def _first_rows(local: int, rows: int) -> torch.Tensor:
-        """[L, 1] where each expert begins, in the upper half: the library counts rows through, a handle by expert."""
-        return (torch.arange(local) * rows << 32)[:, None]
-
-    def _arrived(self, received: Received) -> None:
-        local, rows = received.source_token.shape
-        received.ranges -= self._first_rows(local, rows)
+        with exchange.moe.lock:
+            exchange.begin(x, ids, weights)
+            if return_recv_hook:
+                arguments: tuple[Any, ...] = (lib.hdl_moe_dispatch_send, exchange.tokens)
+            else:
+                exchange.deliver(into)
+                arguments = (lib.hdl_moe_dispatch, exchange.tokens, exchange.received)
+            self._call(exchange, active_ranks, timeout_us, *arguments, last=(step,))
+        if not return_recv_hook:
+            into.ranges -= exchange.first
+        rows, scales, source, ranges = into.rows, into.scales, into.source_token, into.ranges
+        if self.group_size != self._slots:
+            end = self.group_size * shape.max_tokens
+            rows, source, ranges = rows[:, :end], source[:, :end], ranges[:, : self.group_size]
+            scales = None if scales is None else scales[:, :end]
+        handle = Handle((source, ranges, shape.max_tokens, shape.hidden, num_experts))
+        handle.exchange, handle.step, handle.weights = exchange, step, weights
+        handle.topk_shape, handle.update = topk_idx.shape, self._updates
+        out = rows if scales is None else (rows, scales)
+        return out, into.counts, handle, EventOverlap(), _once(receive) if return_recv_hook else _nothing
 
     @staticmethod
     def _check(
@@ -382,20 +440,6 @@ class Buffer:
             raise TypeError(f"topk_idx is {topk_idx.dtype}, torch.int64 or int32 is needed")
         if topk_weights is not None and topk_weights.shape != topk_idx.shape:
             raise ValueError(f"topk_weights {list(topk_weights.shape)} and topk_idx {list(topk_idx.shape)} differ")
-
-    def _new_received(self, moe: Moe, shape: _Shape) -> Received:
-        local, rows = moe.local_experts, self._slots * shape.max_tokens
-        received = Received(
-            rows=torch.empty(
-                (local, rows, shape.hidden), dtype=torch.float8_e4m3fn if shape.use_fp8 else torch.bfloat16
-            ),
-            counts=torch.zeros(local, dtype=torch.int32),
-            source_token=torch.full((local, rows), -1, dtype=torch.int32),
-            ranges=self._first_rows(local, rows).repeat(1, self._slots),
-        )
-        if shape.use_fp8:
-            received.scales = torch.empty((local, rows, (shape.hidden + 127) // 128))
-        return received
 
     # -------------------------------------------------------------------- combine
 
@@ -423,10 +467,10 @@ class Buffer:
         _one_way(async_finish, return_recv_hook)
         if handle.update != self._updates:
             raise _error.make(Status.ESTALE, "the handle is older than update_ep_member()")
-        moe, shape, step = handle.exchange.moe, handle.exchange.shape, handle.step
+        exchange, step = handle.exchange, handle.step
         for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights"), (out, "out")):
             _on_cpu(tensor, what)
-        if tuple(topk_idx.shape) != handle.topk_shape or tuple(topk_weights.shape) != handle.topk_shape:
+        if topk_idx.shape != handle.topk_shape or topk_weights.shape != handle.topk_shape:
             raise ValueError(
                 f"topk_idx {list(topk_idx.shape)} and topk_weights {list(topk_weights.shape)} are not those of the "
                 f"dispatch, {list(handle.topk_shape)}"
@@ -437,31 +481,33 @@ class Buffer:
                 raise ValueError("topk_weights are not those that were given to dispatch")
             weights = None
         rows = self._outputs(x, handle, zero_copy)
-        result = torch.empty((step.num_tokens, shape.hidden), dtype=torch.bfloat16) if out is None else out
-        if result.dtype != torch.bfloat16 or tuple(result.shape) != (step.num_tokens, shape.hidden):
+        count, hidden = topk_idx.size(0), exchange.shape.hidden
+        result = torch.empty((count, hidden), dtype=torch.bfloat16) if out is None else out
+        if result.dtype != torch.bfloat16 or result.shape != (count, hidden):
             raise ValueError(
-                f"out is {result.dtype} {list(result.shape)}, "
-                f"torch.bfloat16 [{step.num_tokens}, {shape.hidden}] is needed"
+                f"out is {result.dtype} {list(result.shape)}, torch.bfloat16 [{count}, {hidden}] is needed"
             )
         target = result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
-        handle.missing = torch.zeros(step.num_tokens, dtype=torch.uint8)
-        timeout = _seconds(timeout_us)
+        missing = handle.missing = torch.zeros(count, dtype=torch.uint8)
 
-        def recv(mask: torch.Tensor) -> Status:
-            return moe.combine_recv(step, target, missing=handle.missing, active=mask, timeout=timeout)
-
-        def hook() -> None:
-            self._masked(active_ranks, recv)
+        def receive() -> None:
+            with exchange.moe.lock:
+                exchange.take(target, missing)
+                arguments = (lib.hdl_moe_combine_recv, step, exchange.result)
+                self._call(exchange, active_ranks, timeout_us, *arguments)
             if target is not result:
                 result.copy_(target)
 
+        with exchange.moe.lock:
+            exchange.give(rows, weights)
+            if return_recv_hook:
+                arguments: tuple[Any, ...] = (lib.hdl_moe_combine_send, step, exchange.outputs)
+            else:
+                exchange.take(target, missing)
+                arguments = (lib.hdl_moe_combine, step, exchange.outputs, exchange.result)
+            self._call(exchange, active_ranks, timeout_us, *arguments)
         if return_recv_hook:
-            self._masked(active_ranks, lambda mask: moe.combine_send(step, rows, weights, active=mask))
-            return result, EventOverlap(), _once(hook)
-        self._masked(
-            active_ranks,
-            lambda mask: moe.combine(step, rows, target, weights, missing=handle.missing, active=mask, timeout=timeout),
-        )
+            return result, EventOverlap(), _once(receive)
         if target is not result:
             result.copy_(target)
         return result, EventOverlap(), _nothing
@@ -482,11 +528,13 @@ class Buffer:
         return wide
 
     def _combine_buffer(self, handle: Handle) -> torch.Tensor:
-        moe, shape = handle.exchange.moe, handle.exchange.shape
-        flat = torch.frombuffer(moe.next_combine_buffer(handle.step), dtype=torch.bfloat16)
-        return flat[: moe.local_experts * self._slots * shape.max_tokens * shape.hidden].view(
-            moe.local_experts, self._slots * shape.max_tokens, shape.hidden
-        )
+        exchange = handle.exchange
+        shape = (exchange.local, exchange.rows, exchange.shape.hidden)
+        address = ctypes.c_void_p()
+        _error.check(exchange.moe.call(lib.hdl_moe_next_combine_buffer, handle.step, address))
+        memory: Any = (ctypes.c_char * exchange.moe.sizes.combine_buffer_bytes).from_address(address.value or 0)
+        memory._exchange = exchange
+        return torch.frombuffer(memory, dtype=torch.bfloat16)[: math.prod(shape)].view(shape)
 
     def get_next_combine_buffer(self, handle: Handle) -> torch.Tensor:
         """Registered memory bf16 [L, R*M, H] for the experts' outputs, to be followed by combine(zero_copy=True).
@@ -496,17 +544,13 @@ class Buffer:
         return self._combine_buffer(handle)[:, : self.group_size * handle.exchange.shape.max_tokens]
 
 
-def _seconds(timeout_us: int) -> float | None:
-    return None if timeout_us < 0 else timeout_us / 1e6
-
-
 def _one_way(async_finish: bool, return_recv_hook: bool) -> None:
     if async_finish and return_recv_hook:
         raise ValueError("async_finish and return_recv_hook exclude each other")
 
 
 def _on_cpu(tensor: torch.Tensor | None, what: str) -> None:
-    if tensor is not None and tensor.device.type != "cpu":
+    if tensor is not None and not tensor.is_cpu:
         raise NotImplementedError(f"{what} is on {tensor.device}: Buffer takes CPU tensors in this version of heddle")
 
 
