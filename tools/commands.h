@@ -10,6 +10,8 @@ int command_run(int argc, char **argv);
 int command_demo(int argc, char **argv);
 /* demo --words, as a rank. */
 int command_demo_words(const char *path);
+/* demo --elastic, likewise. */
+int command_demo_elastic(const char *path);
 int command_perf(int argc, char **argv);
 /* perf of dispatch, combine, moe: options of their own. */
 bool command_perf_is_moe(int argc, char **argv);

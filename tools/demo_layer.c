@@ -115,15 +115,16 @@ void layer_expert(const struct layer *layer, int expert, const uint16_t *row,
             layer->second + weights + (size_t)(h * layer->inner), middle, layer->inner));
 }
 
-/* Adds what the experts from `begin` on, `count` of them, contribute; false if nothing.
- */
+/* Adds what the experts of a rank contribute; false if nothing. */
 static bool add_experts(const struct layer *layer, const uint16_t *row,
-                        const int32_t *ids, const float *weights, int begin, int count,
-                        float *sum)
+                        const int32_t *ids, const float *weights, const int *owner,
+                        int rank, float *sum)
 {
     uint16_t y[MOST_HIDDEN];
     bool any = false;
-    for (int e = begin; e < begin + count; e++) {
+    for (int e = 0; e < layer->experts; e++) {
+        if (owner[e] != rank)
+            continue;
         for (int k = 0; k < layer->top_k; k++) {
             if (ids[k] != e)
                 continue;
@@ -136,15 +137,15 @@ static bool add_experts(const struct layer *layer, const uint16_t *row,
     return any;
 }
 
-void layer_token(const struct layer *layer, const uint16_t *row, int ranks, uint16_t *out)
+void layer_token(const struct layer *layer, const uint16_t *row, int ranks,
+                 const int *owner, uint16_t *out)
 {
     int32_t ids[MOST_TOP_K];
     float weights[MOST_TOP_K], total[MOST_HIDDEN] = {0};
-    int local = layer->experts / ranks;
     layer_route(layer, row, ids, weights);
     for (int r = 0; r < ranks; r++) {
         float sum[MOST_HIDDEN] = {0};
-        if (!add_experts(layer, row, ids, weights, r * local, local, sum))
+        if (!add_experts(layer, row, ids, weights, owner, r, sum))
             continue;
         for (int h = 0; h < layer->hidden; h++) /* a rank rounds what it sends */
             total[h] += base_bf16_to_float(base_bf16_from_float(sum[h]));

@@ -32,8 +32,8 @@ void layer_route(const struct layer *layer, const uint16_t *row, int32_t *ids,
                  float *weights);
 void layer_expert(const struct layer *layer, int expert, const uint16_t *row,
                   uint16_t *out);
-/* The whole layer for one token, as `ranks` ranks with contiguous experts add it up. */
+/* The whole layer for one token, as `ranks` ranks add it up; owner [experts]. */
 void layer_token(const struct layer *layer, const uint16_t *row, int ranks,
-                 uint16_t *out);
+                 const int *owner, uint16_t *out);
 
 #endif

@@ -11,7 +11,6 @@
  *
  * Every output is compared, in all bits, with the same layer in one process.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,9 +20,9 @@
 #include "heddle.h"
 #include "tools/commands.h"
 #include "tools/demo_layer.h"
+#include "tools/demo_text.h"
 #include "tools/launch.h"
 #include "tools/options.h"
-#include "tools/words.h"
 
 enum {
     TOP_K = 3,
@@ -32,7 +31,6 @@ enum {
     EXPERTS_PER_RANK = 4,
     TOKENS = 64, /* of a rank in a step, at most */
     STEPS = 6,
-    TEXT_MOST = 1 << 20,
     ROW = HIDDEN * 2
 };
 
@@ -47,9 +45,7 @@ struct demo_moe {
     struct hdl_moe *moe;
     int rank, ranks, experts;
     struct layer layer;
-    char *text;
-    char **word; /* of the whole text */
-    size_t num_words;
+    struct demo_text text;
     /* a step's */
     int tokens;
     uint16_t rows[TOKENS * HIDDEN], results[TOKENS * HIDDEN];
@@ -58,6 +54,7 @@ struct demo_moe {
     uint16_t *received, *outputs;
     int32_t counts[EXPERTS_PER_RANK];
     int64_t *per_expert, *total; /* [experts] of the step, of all steps */
+    int *owner;                  /* [experts] */
     int64_t wrong;
 };
 
@@ -71,52 +68,8 @@ static int broken(const struct demo_moe *d, const char *what, enum hdl_status st
                        hdl_error_detail());
 }
 
-/* -------------------------------------------------------------------------------- text
+/* ------------------------------------------------------------------------------ tokens
  */
-
-static bool is_word(unsigned char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '\'' || c > 127;
-}
-
-/* Ends each word of the text with 0 and notes where it begins. */
-static bool split(struct demo_moe *d, size_t length)
-{
-    d->word = malloc((length / 2 + 2) * sizeof(char *));
-    for (size_t i = 0; d->word && i < length;) {
-        while (i < length && !is_word((unsigned char)d->text[i]))
-            i++;
-        if (i == length)
-            break;
-        d->word[d->num_words++] = d->text + i;
-        while (i < length && is_word((unsigned char)d->text[i])) {
-            char c = d->text[i];
-            d->text[i++] = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
-        }
-        d->text[i++] = 0;
-    }
-    return d->word != NULL;
-}
-
-static int read_words(struct demo_moe *d)
-{
-    FILE *file = fopen(d->path, "re");
-    if (!file)
-        return tool_failed("cannot read '%s': %s", d->path, strerror(errno));
-    d->text = malloc(TEXT_MOST + 1);
-    size_t length = d->text ? fread(d->text, 1, TEXT_MOST, file) : 0;
-    bool failed = ferror(file);
-    int error = errno;
-    fclose(file);
-    if (failed)
-        return tool_failed("cannot read '%s': %s", d->path, strerror(error));
-    if (!d->text || !split(d, length))
-        return tool_failed("out of memory");
-    if (d->num_words == 0)
-        return tool_failed("'%s' has no words", d->path);
-    return TOOL_OK;
-}
 
 /* The words of this rank in a step; each step another rank has none. */
 static int tokens_of(const struct demo_moe *d, int step)
@@ -131,8 +84,8 @@ static void make_tokens(struct demo_moe *d, int step)
     size_t first = (size_t)((step * d->ranks + d->rank) * TOKENS);
     d->tokens = tokens_of(d, step);
     for (int t = 0; t < d->tokens; t++) {
-        size_t at = (first + (size_t)t) % d->num_words;
-        layer_embed(&d->layer, d->word[at], at > 0 ? d->word[at - 1] : NULL,
+        size_t at = (first + (size_t)t) % d->text.num_words;
+        layer_embed(&d->layer, d->text.word[at], at > 0 ? d->text.word[at - 1] : NULL,
                     d->rows + t * HIDDEN);
         layer_route(&d->layer, d->rows + t * HIDDEN, d->ids + t * TOP_K,
                     d->weights + t * TOP_K);
@@ -214,7 +167,7 @@ static int64_t count_wrong(const struct demo_moe *d)
     uint16_t wanted[HIDDEN];
     int64_t wrong = 0;
     for (int t = 0; t < d->tokens; t++) {
-        layer_token(&d->layer, d->rows + t * HIDDEN, d->ranks, wanted);
+        layer_token(&d->layer, d->rows + t * HIDDEN, d->ranks, d->owner, wanted);
         if (memcmp(wanted, d->results + t * HIDDEN, ROW) == 0)
             continue;
         if (wrong++ == 0)
@@ -302,7 +255,7 @@ static void print_head(const struct demo_moe *d)
         "A mixture-of-experts layer over the words of %s (%zu): %d experts on %d ranks, "
         "each\nword goes to the best %d, rows of %d bf16. Each step one rank has no "
         "words.\n\n",
-        d->path, d->num_words, d->experts, d->ranks, TOP_K, HIDDEN);
+        d->path, d->text.num_words, d->experts, d->ranks, TOP_K, HIDDEN);
     printf("step  tokens  %-*s  %24s  %10s %10s %10s  %s\n", d->experts, "by expert",
            "bytes moved of the least", "dispatch", "experts", "combine", "checked");
 }
@@ -347,9 +300,12 @@ static int make_layer(struct demo_moe *d)
     d->outputs = malloc(rows * ROW);
     d->per_expert = calloc((size_t)d->experts, sizeof(int64_t));
     d->total = calloc((size_t)d->experts, sizeof(int64_t));
-    if (!d->received || !d->outputs || !d->per_expert || !d->total ||
+    d->owner = calloc((size_t)d->experts, sizeof(int));
+    if (!d->received || !d->outputs || !d->per_expert || !d->total || !d->owner ||
         !layer_open(&d->layer, d->experts, TOP_K, HIDDEN, INNER))
         return tool_failed("out of memory");
+    for (int e = 0; e < d->experts; e++)
+        d->owner[e] = e / EXPERTS_PER_RANK;
     const struct hdl_moe_opts opts = {.size = sizeof(opts),
                                       .num_experts = d->experts,
                                       .top_k = TOP_K,
@@ -363,7 +319,7 @@ static int make_layer(struct demo_moe *d)
 static int run_rank(struct demo_moe *d)
 {
     const struct hdl_group_opts opts = {.size = sizeof(opts), .name = "demo"};
-    int code = read_words(d);
+    int code = demo_text_open(&d->text, d->path);
     if (code == TOOL_OK && hdl_context_create(NULL, &d->context) != HDL_OK)
         code = tool_failed("could not join the job: %s", hdl_error_detail());
     if (code == TOOL_OK && hdl_group_create(d->context, &opts, &d->group) != HDL_OK)
@@ -380,8 +336,8 @@ static int run_rank(struct demo_moe *d)
     free(d->outputs);
     free(d->per_expert);
     free(d->total);
-    free(d->word);
-    free(d->text);
+    free(d->owner);
+    demo_text_close(&d->text);
     return code;
 }
 
@@ -397,7 +353,7 @@ static const char *default_path(void)
 int command_demo(int argc, char **argv)
 {
     static struct demo_moe demo;
-    bool words = false;
+    bool words = false, elastic = false;
     struct launch launch = {.ranks = 4, .grace_us = 5000000, .timeout_us = 300000000};
     const struct tool_option options[] = {
         {'n', "ranks", TOOL_INT, &launch.ranks, 1, "N", "ranks to start (default 4)"},
@@ -405,6 +361,8 @@ int command_demo(int argc, char **argv)
          "spread them over H network namespaces that act as hosts"},
         {0, "words", TOOL_FLAG, &words, 0, NULL,
          "count the words by collectives instead of running the layer"},
+        {0, "elastic", TOOL_FLAG, &elastic, 0, NULL,
+         "kill a rank, let a new process take its place, and go on meanwhile"},
     };
     const struct tool_usage usage = {
         "heddle demo [options] [FILE]",
@@ -420,8 +378,12 @@ int command_demo(int argc, char **argv)
         return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
     if (first + 1 < argc)
         return tool_usage_error("demo takes one file, got also '%s'", argv[first + 1]);
+    if (elastic && (words || launch.ranks < 2 || launch.ranks > 64))
+        return tool_usage_error("demo --elastic is the layer on 2 to 64 ranks");
     demo.path = first < argc ? argv[first] : default_path();
     if (!launch_is_rank())
         return launch_self(argc, argv, launch);
+    if (elastic)
+        return command_demo_elastic(demo.path);
     return words ? command_demo_words(demo.path) : run_rank(&demo);
 }

@@ -139,6 +139,11 @@ def test_demo():
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo", done)
     done = heddle("demo", "-n", 3, __file__)
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of a file", done)
+    done = heddle("demo", "--elastic")
+    check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of a loss", done)
+    for word in ("whole again", "at work", "ranks 012-", "ranks 0123"):
+        check(word in done.stdout, f"'{word}' in the elastic demo", done)
+    check(heddle("demo", "--elastic", "-n", 1).returncode == 2, "nobody is left")
     done = heddle("demo", "--words")
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of words", done)
     check(heddle("demo", "/nonsense").returncode == 1, "demo of a file that is not there")
