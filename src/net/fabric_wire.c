@@ -19,8 +19,9 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
     case NET_WIRE_ACK:
         return left == 0 && view->head.seq == 0;
     case NET_WIRE_PING:
-    case NET_WIRE_PROBE:
         return left == 0 && view->head.seq > 1;
+    case NET_WIRE_PROBE:
+        return left == 0; /* of the first message, too */
     case NET_WIRE_HELLO: {
         if (left != sizeof(struct net_wire_hello))
             return false;
