@@ -16,6 +16,8 @@
 #include "group/spread.h"
 #include "net/net.h"
 
+/* Nobody else ran in a yield that is shorter. */
+#define YIELD_LONG_NS (3 * BASE_NS_PER_US)
 /* Rounds of progress between two looks at the clock or two yields. A waiter spins for
  * spin_ns once; afterwards it offers its core between short looks, so that a peer that
  * shares the core can go on. */
@@ -185,6 +187,15 @@ static bool sleep_once(struct group_engine *engine, const struct target *target,
     return false;
 }
 
+/* A peer on another host may be a process of this machine all the same. It shares the
+ * core if it is what runs whenever this thread yields. */
+static void yield(struct group_engine *engine, int64_t now)
+{
+    sched_yield();
+    if (engine->net && net_needs_poll(engine->net))
+        group_spread(engine, base_now_ns() - now > YIELD_LONG_NS);
+}
+
 static bool wait_until(struct group_engine *engine, const struct target *target,
                        int64_t deadline, bool crowded, uint32_t *yields)
 {
@@ -207,7 +218,7 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
         moved = false;
         ++*yields;
         if (idle < engine->yield_ns)
-            sched_yield();
+            yield(engine, now);
         else if (sleep_once(engine, target, deadline, &moved))
             return true;
         if (moved)

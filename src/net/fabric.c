@@ -10,6 +10,9 @@
 #include <string.h>
 
 static const int64_t linger_ns = 500 * BASE_NS_PER_MS;
+/* Where there is no descriptor to wait for that tells everything. */
+static const int64_t first_nap_ns = 200 * BASE_NS_PER_US;
+static const int64_t last_nap_ns = 10 * BASE_NS_PER_MS;
 
 void fabric_lock(struct net_fabric *fabric)
 {
@@ -82,6 +85,7 @@ static enum hdl_status open_objects(struct net_fabric *fabric)
     if (error)
         return fabric_failed(fabric, "address", error);
     fabric->address_length = (uint32_t)length;
+    fabric->old = FI_VERSION_LT(fabric->lib.version(), FI_VERSION(1, 12));
     return HDL_OK;
 }
 
@@ -384,6 +388,14 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     bool arrived = fabric->arrived != before;
     fabric_unlock(fabric);
     *fd = fabric->wait_fd;
+    if (fabric->old || fabric->wait_fd < 0) {
+        bool quiet = fabric->arrived == fabric->heard;
+        fabric->nap = quiet && fabric->nap ? fabric->nap * 2 : first_nap_ns;
+        fabric->nap = fabric->nap < last_nap_ns ? fabric->nap : last_nap_ns;
+        fabric->heard = fabric->arrived;
+        if (*timeout_ns < 0 || fabric->nap < *timeout_ns)
+            *timeout_ns = fabric->nap;
+    }
     if (due != BASE_FOREVER) {
         int64_t wait = due - base_now_ns();
         wait = wait > 0 ? wait : 0;

@@ -153,6 +153,11 @@ struct net_fabric {
     struct fid_cq *cq;
     struct fid_ep *ep;
     int wait_fd;
+    /* libfabric before 1.12: connections of ofi_rxm do not show in the queue's
+     * descriptor, and one that breaks while the peer reads from here crashes it. */
+    bool old;
+    int64_t nap;
+    uint64_t heard; /* `arrived` at the last nap */
     /* test hooks */
     bool held;
     uint32_t lose;

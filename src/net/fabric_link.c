@@ -14,8 +14,9 @@ static const int64_t last_resend_ns = 2 * BASE_NS_PER_S;
 static const int64_t ack_delay_ns = 100 * BASE_NS_PER_US;
 /* The word that an offer was taken may be lost with a peer's queue: it is asked. */
 static const int64_t ask_ns = 2 * BASE_NS_PER_S;
-/* How long a broken link is tried: one that was closed, one that only the peer opened. */
+/* Probes in a row without room after which a link is down. */
 enum { MOST_UNSAID = 3 };
+/* How long a broken link is tried: one that was closed, one that only the peer opened. */
 static const int64_t give_up_ns = BASE_NS_PER_S;
 static const int64_t forget_ns = 60 * BASE_NS_PER_S;
 
@@ -254,15 +255,24 @@ void fabric_message_done(struct net_fabric *fabric, struct fabric_message *messa
         fabric_message_put(fabric, message);
 }
 
-/* A message outside the sequence, which may be lost. */
+/* A message outside the sequence, which may be lost. Not injected: ofi_rxm of libfabric
+ * 1.11 crashes when a connection breaks with one under way. False: no room now. */
 static bool link_say(struct net_fabric *fabric, struct fabric_link *link,
                      struct net_wire head)
 {
-    head.magic = NET_WIRE_MAGIC;
-    head.source = fabric->net->id;
-    head.secret = link->secret;
-    head.ack = link->expected - 1;
-    ssize_t error = fi_inject(fabric->ep, &head, sizeof(head), link->fi_addr);
+    struct fabric_message *message = fabric_link_message(fabric, link, head.kind, 0);
+    if (!message)
+        return false;
+    struct net_wire *said = (struct net_wire *)(void *)message->bytes;
+    said->flags = head.flags;
+    said->seq = head.seq;
+    said->ack = link->expected - 1;
+    message->acked = true;
+    ssize_t error = fi_send(fabric->ep, message->bytes, message->length, message->desc,
+                            link->fi_addr, &message->op.context);
+    message->posted = error == 0;
+    if (error)
+        fabric_message_put(fabric, message);
     if (error && error != -FI_EAGAIN)
         fabric_link_fail(fabric, link, "send", error);
     return error == 0;
@@ -306,29 +316,6 @@ static bool link_moves(const struct fabric_link *link)
            link->taken != link->taken_told;
 }
 
-static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
-{
-    link->backoff *= 2;
-    if (link->backoff > last_backoff_ns)
-        link->backoff = last_backoff_ns;
-    link->retry_at = now + link->backoff;
-    if (fabric->held)
-        return;
-    if (link->users == 0 &&
-        now - link->down_since > (link->opened ? give_up_ns : forget_ns))
-        link_drop(fabric, link);
-    if (link->base == link->tail && !link_moves(link)) {
-        if (link->users == 0 || link->tail == 1)
-            link->down_since = 0; /* nobody to ask, nothing to ask about */
-        else
-            link_ping(fabric, link);
-    }
-    link->post = link->base;
-    link_pump(fabric, link);
-    /* One read at a time tells whether the link is back. */
-    fabric_arrivals_attend(fabric, link, 1);
-}
-
 /* The provider may have lost it with a connection, and never give it back. */
 static void link_renew(struct net_fabric *fabric, struct fabric_link *link,
                        struct fabric_message *lost)
@@ -346,6 +333,52 @@ static void link_renew(struct net_fabric *fabric, struct fabric_link *link,
     link->ring[lost->seq % FABRIC_LINK_WINDOW] = copy;
 }
 
+/* Is it time to send again? What the provider holds for so long is sent from a copy. */
+static bool link_late(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
+{
+    if (link->base == link->tail)
+        return false;
+    struct fabric_message *oldest = link->ring[link->base % FABRIC_LINK_WINDOW];
+    bool held = oldest->posted; /* also if its turn has come again */
+    if (oldest->posted_at == 0)
+        oldest->posted_at = link->probed_at = now;
+    if ((link->base == link->post && !held) ||
+        now - oldest->posted_at < link->resend_after)
+        return false;
+    oldest->posted_at = now;
+    if (held)
+        link_renew(fabric, link, oldest);
+    link->resend_after *= 2;
+    if (link->resend_after > last_resend_ns)
+        link->resend_after = last_resend_ns;
+    fabric->counters.resent++;
+    return true;
+}
+
+static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int64_t now)
+{
+    link->backoff *= 2;
+    if (link->backoff > last_backoff_ns)
+        link->backoff = last_backoff_ns;
+    link->retry_at = now + link->backoff;
+    if (fabric->held)
+        return;
+    if (link->users == 0 &&
+        now - link->down_since > (link->opened ? give_up_ns : forget_ns))
+        link_drop(fabric, link);
+    if (link->base == link->tail && !link_moves(link)) {
+        if (link->users == 0 || link->tail == 1)
+            link->down_since = 0; /* nobody to ask, nothing to ask about */
+        else
+            link_ping(fabric, link);
+    }
+    (void)link_late(fabric, link, now);
+    link->post = link->base;
+    link_pump(fabric, link);
+    /* One read at a time tells whether the link is back. */
+    fabric_arrivals_attend(fabric, link, 1);
+}
+
 /* Asks what has arrived. A provider that has no room for even this has no connection, and
  * never says so by itself. */
 static void link_probe(struct net_fabric *fabric, struct fabric_link *link)
@@ -361,29 +394,16 @@ static void link_resend(struct net_fabric *fabric, struct fabric_link *link, int
 {
     if (link->base == link->tail)
         return;
-    struct fabric_message *oldest = link->ring[link->base % FABRIC_LINK_WINDOW];
-    if (oldest->posted_at == 0)
-        oldest->posted_at = link->probed_at = now;
-    if (now - link->probed_at > link->resend_after / 8) {
+    bool patient = link->resend_after < last_resend_ns;
+    bool late = link_late(fabric, link, now);
+    if (late && !patient && link->users == 0 && link->opened)
+        link_drop(fabric, link);
+    else if (late)
+        link->post = link->base;
+    else if (now - link->probed_at > link->resend_after / 8) {
         link->probed_at = now;
         link_probe(fabric, link);
     }
-    bool held = oldest->posted; /* also if its turn has come again */
-    if ((link->base == link->post && !held) ||
-        now - oldest->posted_at < link->resend_after)
-        return;
-    if (link->users == 0 && link->opened && link->resend_after == last_resend_ns) {
-        link_drop(fabric, link);
-        return;
-    }
-    oldest->posted_at = now;
-    if (held)
-        link_renew(fabric, link, oldest);
-    link->resend_after *= 2;
-    if (link->resend_after > last_resend_ns)
-        link->resend_after = last_resend_ns;
-    link->post = link->base;
-    fabric->counters.resent++;
 }
 
 static void link_ask(struct net_fabric *fabric, struct fabric_link *link, int64_t now)

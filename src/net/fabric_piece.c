@@ -81,14 +81,51 @@ static bool offer_piece(struct net_fabric *fabric, struct fabric_link *link,
     return true;
 }
 
+/* Without reads: a message for each few KiB, which nothing overtakes. */
+static bool send_part(struct net_fabric *fabric, struct fabric_link *link,
+                      struct fabric_write *write)
+{
+    struct net_wire_put put = write->put;
+    size_t left = write->bytes - write->offered;
+    put.offset += write->offered;
+    put.bytes = left < NET_EAGER_BYTES ? (uint32_t)left : NET_EAGER_BYTES;
+    if (put.bytes < left)
+        put.signal_offset = UINT64_MAX;
+    struct fabric_message *message =
+        fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(put) + put.bytes);
+    if (!message)
+        return false;
+    uint8_t *body = message->bytes + sizeof(struct net_wire);
+    memcpy(body, &put, sizeof(put));
+    memcpy(body + sizeof(put), write->src + write->offered, put.bytes);
+    if (!fabric_link_send(fabric, link, message))
+        return false;
+    fabric->counters.bytes += put.bytes;
+    write->offered += put.bytes;
+    return true;
+}
+
+static bool offer_all(struct net_fabric *fabric, struct fabric_link *link,
+                      struct fabric_write *write)
+{
+    while (write->offered < write->bytes) {
+        if (!fabric_offer_room(link))
+            return false;
+        if (!(fabric->old ? send_part : offer_piece)(fabric, link, write))
+            return false;
+    }
+    if (fabric->old)
+        write_finish(fabric, write);
+    return true;
+}
+
 void fabric_offer_writes(struct net_fabric *fabric, struct fabric_link *link)
 {
     base_list_each(node, after, &link->writes)
     {
         struct fabric_write *write = base_container_of(node, struct fabric_write, node);
-        while (write->offered < write->bytes)
-            if (!fabric_offer_room(link) || !offer_piece(fabric, link, write))
-                return;
+        if (!offer_all(fabric, link, write))
+            return;
     }
 }
 

@@ -131,27 +131,32 @@ static enum hdl_status put_write(struct net_fabric *fabric,
     bool queued = !base_list_empty(&link->writes) &&
                   base_container_of(last, struct fabric_write, node)->offered <
                       base_container_of(last, struct fabric_write, node)->bytes;
-    if (bytes <= NET_PIECE_BYTES && (queued || !fabric_offer_room(link)))
+    bool room = fabric->old
+                    ? fabric_link_room(link, (uint32_t)(bytes / NET_EAGER_BYTES) + 1)
+                    : fabric_offer_room(link);
+    if (bytes <= NET_PIECE_BYTES && (queued || !room))
         return HDL_PENDING;
     struct base_list *node = base_list_pop_front(&fabric->free_writes);
     if (!node)
         return HDL_PENDING;
     struct fabric_write *write = base_container_of(node, struct fabric_write, node);
+    _Atomic uint64_t *puts = &remote->owner->puts;
     *write = (struct fabric_write){
         .link = link, .remote = remote, .src = src, .bytes = bytes, .put = *put};
+    write->ticket = atomic_fetch_add_explicit(puts, 1, memory_order_relaxed) + 1;
     base_list_push_back(&link->writes, &write->node);
     base_list_push_back(&remote->writes, &write->remote_node);
     fabric_offer_writes(fabric, link);
-    if (bytes <= NET_PIECE_BYTES && write->offered == 0) {
+    bool over = link->writes.prev != &write->node;
+    if (!over && bytes <= NET_PIECE_BYTES && write->offered == 0) {
         base_list_remove(&write->remote_node);
         base_list_remove(&write->node);
         base_list_push_front(&fabric->free_writes, &write->node);
+        atomic_fetch_sub_explicit(puts, 1, memory_order_relaxed);
         return HDL_PENDING;
     }
     if (base_list_empty(&link->busy))
         base_list_push_back(&fabric->busy, &link->busy);
-    write->ticket =
-        atomic_fetch_add_explicit(&remote->owner->puts, 1, memory_order_relaxed) + 1;
     return HDL_OK;
 }
 
