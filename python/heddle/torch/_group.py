@@ -58,6 +58,8 @@ _U8 = int(DType.U8)
 _SUM = dist.ReduceOp.SUM
 _PREMUL_SUM = int(_abi.RedOp.PREMUL_SUM)
 _AllreduceOptions = c10d.AllreduceOptions
+# Options of older versions of torch do not say it.
+_SAYS_ASYNC = hasattr(c10d.AllreduceOptions(), "asyncOp")
 _UNSET = datetime.timedelta(milliseconds=-1)
 # Signatures differ among versions of torch.
 _Base: Any = dist.ProcessGroup
@@ -388,7 +390,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         except Exception:
             self._refuse(1)
             raise
-        wait = not opts.asyncOp
+        wait = _SAYS_ASYNC and not opts.asyncOp
         if wait and memory is None and self._coalescing is None and not _profiler._is_profiler_enabled:
             status = lib.hdl_allreduce(self._handle, data, data, count, code, redop, call, None)
             if self._lagging:
