@@ -24,7 +24,8 @@ static const struct {
 
 struct totals {
     uint64_t seeds, broken;
-    uint64_t events, messages, views, redone, deaths, joins, removals;
+    uint64_t events, messages, views, redone, deaths, joins, removals, restarts,
+        overtaken;
     int64_t slowest_commit_ns;
     double seconds;
 };
@@ -83,6 +84,8 @@ static void add(struct totals *totals, const struct sim_result *result)
     totals->deaths += result->deaths;
     totals->joins += result->joins;
     totals->removals += result->removals;
+    totals->restarts += result->restarts;
+    totals->overtaken += result->overtaken;
     if (result->slowest_commit_ns > totals->slowest_commit_ns)
         totals->slowest_commit_ns = result->slowest_commit_ns;
 }
@@ -133,10 +136,11 @@ static void print_totals(const struct totals *t, bool json)
         printf("{\"seeds\":%" PRIu64 ",\"broken\":%" PRIu64
                ",\"seeds_per_second\":%.1f,\"seconds\":%.2f,\"events\":%" PRIu64
                ",\"messages\":%" PRIu64 ",\"views\":%" PRIu64 ",\"deaths\":%" PRIu64
-               ",\"joins\":%" PRIu64 ",\"removals\":%" PRIu64
-               ",\"redone_chunks\":%" PRIu64 ",\"slowest_commit_ms\":%.3f}\n",
+               ",\"joins\":%" PRIu64 ",\"removals\":%" PRIu64 ",\"restarts\":%" PRIu64
+               ",\"overtaken\":%" PRIu64 ",\"redone_chunks\":%" PRIu64
+               ",\"slowest_commit_ms\":%.3f}\n",
                t->seeds, t->broken, rate, t->seconds, t->events, t->messages, t->views,
-               t->deaths, t->joins, t->removals, t->redone,
+               t->deaths, t->joins, t->removals, t->restarts, t->overtaken, t->redone,
                (double)t->slowest_commit_ns / 1e6);
         return;
     }
@@ -144,8 +148,10 @@ static void print_totals(const struct totals *t, bool json)
            t->broken, rate);
     printf("%" PRIu64 " events, %" PRIu64 " control messages, %" PRIu64 " views, %" PRIu64
            " deaths, %" PRIu64 " joins, %" PRIu64 " removals, %" PRIu64
-           " chunks redone\n",
-           t->events, t->messages, t->views, t->deaths, t->joins, t->removals, t->redone);
+           " chunks redone, %" PRIu64 " restarts of the coordinator, %" PRIu64
+           " ranks overtaken\n",
+           t->events, t->messages, t->views, t->deaths, t->joins, t->removals, t->redone,
+           t->restarts, t->overtaken);
     printf("slowest from a death to its commit: %.3f ms of virtual time\n",
            (double)t->slowest_commit_ns / 1e6);
 }
@@ -174,6 +180,26 @@ static int run_seeds(struct sim_options *options, uint64_t first, uint64_t last,
     return totals.broken == 0 ? TOOL_OK : TOOL_FAILED;
 }
 
+static void report_search(const struct sim_search *search)
+{
+    struct sim_options broken = search->broken;
+    struct sim_result result;
+    broken.trace = stdout;
+    (void)sim_run(&broken, &result);
+    printf("seed %" PRIu64, broken.seed);
+    if (broken.fault_at_event)
+        printf(", rank %u after event %" PRIu64, broken.fault_rank,
+               broken.fault_at_event);
+    if (broken.second_at_event)
+        printf(", rank %u after event %" PRIu64, broken.second_rank,
+               broken.second_at_event);
+    if (broken.kill_at_message)
+        printf(", the sender %s message %" PRIu64,
+               broken.kill_after_message ? "after" : "before", broken.kill_at_message);
+    printf(": %s\n", result.text);
+}
+
+/* The stride 0 stands for the fault points of messages. */
 static int run_search(struct sim_options *options, uint64_t first, uint64_t last,
                       uint64_t stride, bool both)
 {
@@ -185,14 +211,11 @@ static int run_search(struct sim_options *options, uint64_t first, uint64_t last
         for (int pass = 0; pass < (both ? 2 : 1); pass++) {
             if (both)
                 options->messaged = pass != 0;
-            if (sim_search(options, stride, &search, &result))
+            bool good = stride ? sim_search(options, stride, &search, &result)
+                               : sim_search_messages(options, &search, &result);
+            if (good)
                 continue;
-            printf("seed %" PRIu64 ", rank %u after event %" PRIu64
-                   ", rank %u after event %" PRIu64 ": %s\n",
-                   seed, search.broken.fault_rank, search.broken.fault_at_event,
-                   search.broken.second_rank, search.broken.second_at_event, result.text);
-            search.broken.trace = stdout;
-            (void)sim_run(&search.broken, &result);
+            report_search(&search);
             return TOOL_FAILED;
         }
     }
@@ -206,8 +229,8 @@ struct wish {
     int64_t ranks, capacity, ops, faults, link_us, dead_us;
     const char *seeds, *kinds, *plane, *defect;
     const char *second;
-    int64_t stride;
-    bool json, trace, manual, rank0, exhaustive;
+    int64_t stride, groups;
+    bool json, trace, manual, rank0, exhaustive, messages;
 };
 
 static bool find_defect(const char *name, enum sim_defect *defect)
@@ -244,6 +267,9 @@ static int run_wish(const struct wish *wish)
     options.num_faults = (uint32_t)wish->faults;
     options.link_ns = wish->link_us > 0 ? wish->link_us * 1000 : 1000;
     options.dead_after_ns = wish->dead_us > 0 ? wish->dead_us * 1000 : 1000000;
+    if (wish->groups > 3)
+        return tool_usage_error("at most 3 groups");
+    options.groups = (uint32_t)wish->groups;
     options.manual = wish->manual;
     options.standalone = !wish->rank0;
     options.messaged = strcmp(plane, "messaged") == 0;
@@ -253,6 +279,8 @@ static int run_wish(const struct wish *wish)
     if (wish->second && !read_faults(wish->second, &options.second_faults))
         return tool_usage_error("--second: unknown fault in '%s'", wish->second);
     bool both = strcmp(plane, "both") == 0;
+    if (wish->messages)
+        return run_search(&options, first, last, 0, both);
     if (wish->exhaustive)
         return run_search(&options, first, last, (uint64_t)wish->stride, both);
     return run_seeds(&options, first, last, wish->json, both);
@@ -267,6 +295,7 @@ int command_sim(int argc, char **argv)
                         .dead_us = 200000,
                         .seeds = "1..1000",
                         .kinds = "kill",
+                        .groups = 1,
                         .stride = 5};
     const struct tool_option table[] = {
         {'n', "ranks", TOOL_INT, &wish.ranks, 2, "N", "founders (default 5)"},
@@ -287,6 +316,10 @@ int command_sim(int argc, char **argv)
          "the fault after every event, for every rank (try -n 3 --ops 3)"},
         {0, "second", TOOL_TEXT, &wish.second, 0, "LIST",
          "with --exhaustive: a second fault after every --stride-th event"},
+        {0, "messages", TOOL_FLAG, &wish.messages, 0, NULL,
+         "the sender dies before and after every control message"},
+        {0, "groups", TOOL_INT, &wish.groups, 1, "N",
+         "1 to 3 that share ranks (default 1)"},
         {0, "stride", TOOL_INT, &wish.stride, 1, "N", "see --second (default 5)"},
         {0, "rank0", TOOL_FLAG, &wish.rank0, 0, NULL, "coordinator lives in rank 0"},
         {0, "defect", TOOL_TEXT, &wish.defect, 0, "NAME", "plant a mistake"},

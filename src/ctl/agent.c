@@ -141,9 +141,11 @@ static void hello(struct ctl_agent *agent)
     {
         const struct agent_group *group =
             base_container_of(node, struct agent_group, node);
-        if (group->state == AGENT_RUNNING)
-            hello->groups[hello->num_groups++] = (struct ctl_group_state){
-                group->id, group->view->epoch, group->frozen ? group->ballot : 0};
+        bool running = group->state == AGENT_RUNNING;
+        if (group->id != 0 && group->state != AGENT_FAILED)
+            hello->groups[hello->num_groups++] =
+                (struct ctl_group_state){group->id, running ? group->view->epoch : 0,
+                                         group->frozen ? group->ballot : 0};
     }
     hello->magic = CTL_WIRE_MAGIC;
     hello->version = CTL_WIRE_VERSION;

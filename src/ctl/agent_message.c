@@ -99,6 +99,13 @@ static void joiner_endpoint(struct ctl_agent *agent, struct agent_group *group,
     agent_attach_next(agent, group);
 }
 
+/* A coordinator that was started again may not have known its term when it said so. */
+static void note_term(struct ctl_agent *agent, uint64_t epoch)
+{
+    if (ctl_epoch_term(epoch) > agent->term)
+        agent->term = ctl_epoch_term(epoch);
+}
+
 /* A newer view ends the freeze, whatever ballot it was of. */
 static void commit(struct ctl_agent *agent, struct agent_group *group,
                    struct ctl_view *view)
@@ -108,6 +115,7 @@ static void commit(struct ctl_agent *agent, struct agent_group *group,
     group->view = view;
     group->state = AGENT_RUNNING;
     group->frozen = false;
+    note_term(agent, view->epoch);
     agent->stats.views++;
     hand_out(agent, group, running ? CTL_DO_COMMIT : CTL_DO_START, view);
 }
@@ -158,6 +166,7 @@ static void prepare(struct ctl_agent *agent, struct agent_group *group,
         return; /* replaced by a later one */
     group->ballot = msg->epoch;
     group->frozen = true;
+    note_term(agent, msg->epoch);
     struct ctl_action *action = agent_group_do(agent, group, CTL_DO_FREEZE);
     if (!action)
         return;

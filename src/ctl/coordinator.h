@@ -14,6 +14,7 @@ struct ctl_coordinator_options {
     int64_t link_timeout_ns; /* 0 = 5 s */
     bool standalone;         /* own process: survives every rank and may be restarted */
     bool restarted;          /* collects the ranks' views before it decides anything */
+    uint64_t instance;       /* random, one per start */
     uint64_t host_id; /* of the coordinator's host; connections on it get little grace */
 };
 

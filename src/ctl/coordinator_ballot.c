@@ -102,6 +102,7 @@ struct commit {
     struct ctl_change change;
     uint64_t epoch;
     uint64_t ready; /* of everybody */
+    uint64_t done;  /* likewise */
     uint64_t next;
     uint64_t changed_from;
 };
@@ -157,6 +158,10 @@ static void commit_death(struct coord_group *group, struct commit *commit, uint3
     if (planned && seen->last == before)
         return; /* it had gone by plan and nothing is lost: nothing to report */
     seen->reported = seen->active ? CTL_OP_FOREVER : reported_now(commit, slot);
+    /* Behind its planned end it was missed by nobody, and somebody may be there already.
+     */
+    if (planned && seen->reported > ctl_x_op(before))
+        seen->reported = ctl_x_op(before);
 }
 
 static void commit_removal(struct coord_group *group, struct commit *commit, uint32_t i)
@@ -227,6 +232,11 @@ static bool gather(struct ctl_coordinator *c, const struct coord_group *group,
     commit->answers.items = items;
     commit->ready = ctl_boundary_ready(&commit->answers);
     commit->next = ctl_boundary_next(&commit->answers);
+    commit->done = commit->answers.count > 0 ? CTL_X_FOREVER : 0;
+    for (uint32_t i = 0; i < commit->answers.count; i++) {
+        if (commit->answers.items[i]->done < commit->done)
+            commit->done = commit->answers.items[i]->done;
+    }
     return c->out->failed;
 }
 
@@ -287,19 +297,12 @@ static void restart_unsettled(struct commit *commit)
 static void next_attempts(const struct coord_group *group, struct commit *commit)
 {
     const struct ctl_view *view = group->view;
-    uint64_t least_done = CTL_X_FOREVER;
-    for (uint32_t i = 0; i < commit->answers.count; i++) {
-        if (commit->answers.items[i]->done < least_done)
-            least_done = commit->answers.items[i]->done;
-    }
-    if (commit->answers.count == 0)
-        least_done = 0;
     struct ctl_attempt *attempts = commit->change.attempts;
     uint32_t count = 0;
     for (uint32_t i = 0; i < view->num_attempts; i++) {
         if (view->attempts[i].from >= commit->changed_from)
             break;
-        if (i + 1 < view->num_attempts && view->attempts[i + 1].from <= least_done)
+        if (i + 1 < view->num_attempts && view->attempts[i + 1].from <= commit->done)
             continue;
         attempts[count++] = view->attempts[i];
     }
@@ -398,8 +401,14 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
         if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
             commit.change.settled = commit.ready;
         collect_changes(c, group, &commit);
+        coord_link_commit(group, &commit.change, commit.ready, commit.done, commit.next);
+        /* Chunks of operations that failed before must not count as complete now: some
+         * ranks have ended them already. */
+        const struct ctl_view *view = group->view;
+        if (view->link_from <= view->link_to &&
+            commit.change.link_from <= commit.change.link_to)
+            commit.change.settled = view->settled;
         restart_unsettled(&commit);
-        coord_link_commit(group, &commit.change, commit.ready, commit.next);
     }
     next_attempts(group, &commit);
     publish(c, group, &commit);

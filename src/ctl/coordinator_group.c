@@ -55,7 +55,7 @@ struct coord_group *coord_group_new(struct ctl_coordinator *c, uint64_t id,
     }
     base_list_init(&group->node);
     base_list_init(&group->proposals);
-    group->id = id != 0 ? id : c->term << 32 | ++c->num_groups;
+    group->id = id != 0 ? id : coord_next_group(c);
     group->first_slot = params->slot;
     group->num_waiting = params->num_founders;
     if (!params_copy(c->env, &group->params, params))

@@ -277,14 +277,14 @@ bool coord_link_is_pending(const struct coord_group *group)
 
 /*
  * Operations with chunks above everybody's `ready`, up to the last one issued, fail. The
- * range stays in the views until everybody is past it, since a slow rank may issue its
- * last operation after the next commit.
+ * range stays in the views until everybody has ended them, since a slow rank may issue
+ * its last operation after the next commit.
  */
 void coord_link_commit(const struct coord_group *group, struct ctl_change *change,
-                       uint64_t ready, uint64_t next)
+                       uint64_t ready, uint64_t done, uint64_t next)
 {
     bool old = change->link_to >= change->link_from;
-    if (old && ready >= ctl_x_end(change->link_to)) {
+    if (old && done >= ctl_x_end(change->link_to)) {
         old = false;
         change->link_from = 1;
         change->link_to = 0;

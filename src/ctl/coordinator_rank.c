@@ -250,11 +250,37 @@ static void fence_unknown(struct ctl_coordinator *c, struct coord_rank *rank,
     for (uint32_t i = 0; i < hello->num_groups; i++) {
         const struct coord_member *member =
             coord_member_of(c, rank, hello->groups[i].group);
-        if (!member || member->dead)
+        if (hello->groups[i].epoch != 0 && (!member || member->dead))
             coord_send(c, rank,
                        &(struct ctl_msg){.type = CTL_MSG_FENCED,
                                          .group = hello->groups[i].group});
     }
+}
+
+static const struct ctl_group_state *state_of(const struct ctl_hello *hello,
+                                              uint64_t group)
+{
+    for (uint32_t i = 0; i < hello->num_groups; i++) {
+        if (hello->groups[i].group == group)
+            return &hello->groups[i];
+    }
+    return NULL;
+}
+
+/* A member that its own agent does not speak of any more: it aborted, and that was lost.
+ */
+static struct coord_member *next_abandoned(struct coord_rank *rank,
+                                           const struct ctl_hello *hello)
+{
+    base_list_each(node, after, &rank->members)
+    {
+        struct coord_member *member = base_container_of(node, struct coord_member, node);
+        bool in = member->state == MEMBER_IN || member->state == MEMBER_ENDED;
+        if (in && !member->dead && !member->left && member->process == rank->rank_epoch &&
+            !state_of(hello, member->group->id))
+            return member;
+    }
+    return NULL;
 }
 
 static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
@@ -263,15 +289,13 @@ static void reconnect(struct ctl_coordinator *c, struct coord_rank *rank,
     drop_conn(c, rank);
     welcome(c, rank, conn);
     tell_neighbours(c, rank, true);
+    struct coord_member *abandoned;
+    while ((abandoned = next_abandoned(rank, hello)))
+        coord_member_died(c, abandoned);
     base_list_each(node, after, &rank->members)
     {
         struct coord_member *member = base_container_of(node, struct coord_member, node);
-        const struct ctl_group_state *state = NULL;
-        for (uint32_t i = 0; i < hello->num_groups && !state; i++) {
-            if (hello->groups[i].group == member->group->id)
-                state = &hello->groups[i];
-        }
-        coord_group_reconnected(c, member, state);
+        coord_group_reconnected(c, member, state_of(hello, member->group->id));
     }
     (void)coord_probe(c, rank); /* for those that got lost */
     fence_unknown(c, rank, hello);

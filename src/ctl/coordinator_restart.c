@@ -12,14 +12,27 @@
  * reported or was silent for dead_after. Until then it proposes nothing in that group.
  */
 
-/* The term is in the upper byte, so a number given before the restart is not given again.
+/*
+ * Numbers given before the restart are not given again: the term is in them. While ranks
+ * still report it is not known, but processes may come and found groups; the numbers they
+ * get are drawn at random.
  */
 uint32_t coord_next_registration(const struct ctl_coordinator *c, struct coord_rank *rank)
 {
-    uint32_t base = (uint32_t)((c->term - 1) & 0xff) << 24;
+    uint32_t base = (uint32_t)((c->term - 1) & 0x7f) << 24;
+    if (c->collecting)
+        base = UINT32_C(1) << 31 | (uint32_t)(c->options.instance & 0x7fffff) << 8;
     if (rank->registration < base)
         rank->registration = base;
     return ++rank->registration;
+}
+
+uint64_t coord_next_group(struct ctl_coordinator *c)
+{
+    uint64_t base = c->term;
+    if (c->collecting)
+        base = UINT64_C(1) << 31 | (c->options.instance >> 32 & 0x7fffffff);
+    return base << 32 | ++c->num_groups;
 }
 
 static struct coord_group *find_or_make(struct ctl_coordinator *c,

@@ -275,6 +275,7 @@ bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot
 /* coordinator_restart.c: taking over what agents report after a restart */
 uint32_t coord_next_registration(const struct ctl_coordinator *c,
                                  struct coord_rank *rank);
+uint64_t coord_next_group(struct ctl_coordinator *c);
 void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
                  const struct ctl_msg *msg);
 void coord_collect_timers(struct ctl_coordinator *c);
@@ -285,7 +286,7 @@ void coord_link(struct ctl_coordinator *c, struct coord_member *member,
 void coord_link_timers(struct ctl_coordinator *c, struct coord_group *group);
 bool coord_link_is_pending(const struct coord_group *group);
 void coord_link_commit(const struct coord_group *group, struct ctl_change *change,
-                       uint64_t ready, uint64_t next);
+                       uint64_t ready, uint64_t done, uint64_t next);
 
 /* Whether a member is asked in ballots: alive, and its interval is not closed. */
 static inline bool coord_is_asked(const struct coord_member *member)

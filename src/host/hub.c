@@ -286,7 +286,8 @@ enum hdl_status host_hub_open(struct host *host, int listen_fd,
                                               .standalone = host->coordinator_only,
                                               .restarted = host->coordinator_only};
     struct host_hub *hub = base_alloc(host->env, 1, sizeof(*hub));
-    if (!hub) {
+    if (!hub || base_random_u64(&options.instance) != HDL_OK) {
+        base_free(host->env, hub);
         host_fork_close(listen_fd);
         return HDL_ENOMEM;
     }

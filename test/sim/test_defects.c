@@ -10,6 +10,7 @@ struct plan {
     unsigned faults;
     uint32_t num_faults;
     uint64_t seeds;
+    uint32_t ranks, ops; /* 0 = as usual */
 };
 
 static uint64_t broken_by(const struct plan *plan, enum sim_defect defect)
@@ -21,6 +22,10 @@ static uint64_t broken_by(const struct plan *plan, enum sim_defect defect)
     options.messaged = plan->messaged;
     options.faults = plan->faults;
     options.num_faults = plan->num_faults;
+    if (plan->ranks > 0)
+        options.ranks = plan->ranks;
+    if (plan->ops > 0)
+        options.ops = plan->ops;
     options.capacity = plan->faults & SIM_JOIN ? 7 : 0;
     for (options.seed = 1; options.seed <= plan->seeds; options.seed++) {
         if (!sim_run(&options, &result))
@@ -52,6 +57,10 @@ static void test_every_defect_is_found(void **state)
         {SIM_OWN_EVIDENCE, true, SIM_KILL, 2, 200},
         {SIM_SKIP_COMMIT, false, SIM_KILL, 2, 200},
         {SIM_SKIP_COMMIT, true, SIM_KILL, 2, 200},
+        {SIM_NO_FENCE, false, SIM_LEAVE, 3, 300},
+        {SIM_NO_FENCE, true, SIM_LEAVE, 3, 300},
+        {SIM_STALE_MESSAGE, true,
+         SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_SUSPECT | SIM_DELAY, 8, 3000, 4, 12},
     };
     for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
         uint64_t seed = broken_by(&plans[i], plans[i].defect);

@@ -72,6 +72,48 @@ static void test_two_faults(void **state)
         search_plan(&plans[i]);
 }
 
+/*
+ * Fault points before and after each message that coordinator and agents send: founding,
+ * and what follows a loss, a removal and an admission (of rank 1, after that event).
+ */
+static void test_the_sender_dies_at_every_message(void **state)
+{
+    static const struct {
+        unsigned faults;
+        uint64_t at_event;
+    } plans[] = {
+        {0, 0}, {SIM_KILL, 70}, {SIM_LEAVE, 70}, {SIM_LEAVE, 90}, {SIM_JOIN, 60}};
+    uint64_t runs = 0;
+    for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
+        for (int way = 0; way < 4; way++) {
+            struct sim_options options;
+            struct sim_search found = {0};
+            struct sim_result result;
+            sim_defaults(&options);
+            options.ranks = 3;
+            options.capacity = plans[i].faults == SIM_JOIN ? 4 : 3;
+            options.ops = 3;
+            options.max_chunks = 2;
+            options.num_faults = plans[i].faults != 0;
+            options.faults = plans[i].faults;
+            options.fault_at_event = plans[i].at_event;
+            options.fault_rank = 1;
+            options.messaged = way % 2 != 0;
+            options.standalone = way / 2 == 0;
+            for (options.seed = 1; options.seed <= 3; options.seed++) {
+                if (!sim_search_messages(&options, &found, &result))
+                    fail_msg("fault %x, seed %llu: the sender %s message %llu: %s",
+                             plans[i].faults, (unsigned long long)options.seed,
+                             found.broken.kill_after_message ? "after" : "before",
+                             (unsigned long long)found.broken.kill_at_message,
+                             result.text);
+            }
+            runs += found.runs;
+        }
+    }
+    printf("%llu fault points\n", (unsigned long long)runs);
+}
+
 static void test_stop_at_every_step(void **state)
 {
     search(SIM_STOP, 3);
@@ -108,6 +150,7 @@ int main(void)
         cmocka_unit_test(test_kill_at_every_step),
         cmocka_unit_test(test_coordinator_rank_at_every_step),
         cmocka_unit_test(test_two_faults),
+        cmocka_unit_test(test_the_sender_dies_at_every_message),
         cmocka_unit_test(test_stop_at_every_step),
         cmocka_unit_test(test_cut_at_every_step),
         cmocka_unit_test(test_wrong_evidence_at_every_step),

@@ -113,6 +113,73 @@ static void test_the_coordinator_restarts(void **state)
     }
 }
 
+/* Parts of the job lose the coordinator's side, in one direction or in both. */
+static void test_partitions(void **state)
+{
+    for (int rank0 = 0; rank0 < 2; rank0++) {
+        struct sim_options options;
+        sim_defaults(&options);
+        options.ranks = 6;
+        options.capacity = 8;
+        options.ops = 10;
+        options.num_faults = 4;
+        options.standalone = rank0 == 0;
+        options.faults = SIM_CUT | SIM_JOIN;
+        run(&options, 300);
+    }
+}
+
+/* Three groups that share ranks, which have other places in each. */
+static void test_groups_share_ranks(void **state)
+{
+    static const unsigned faults[] = {SIM_KILL | SIM_JOIN | SIM_LEAVE, 0xff, 0x3ff};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        for (uint32_t groups = 2; groups <= 3; groups++) {
+            struct sim_options options;
+            sim_defaults(&options);
+            options.ranks = 3 + (uint32_t)i;
+            options.groups = groups;
+            options.num_faults = 5;
+            options.faults = faults[i];
+            run(&options, 100);
+        }
+    }
+}
+
+static void test_more_than_64_ranks(void **state)
+{
+    struct sim_options options;
+    sim_defaults(&options);
+    options.ranks = 70;
+    options.capacity = 130;
+    options.ranks_per_host = 8;
+    options.num_faults = 8;
+    options.faults = SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_CUT | SIM_SUSPECT;
+    run(&options, 4);
+}
+
+/*
+ * Ranks that a commit left out which nobody has any more: others have written over what
+ * they still had to read. They end; they never read something else.
+ */
+static void test_chunks_are_written_over(void **state)
+{
+    uint64_t overtaken = 0;
+    struct sim_options options;
+    sim_defaults(&options);
+    options.ranks = 4;
+    options.ops = 16;
+    options.num_faults = 5;
+    options.faults = SIM_SUSPECT | SIM_KILL | SIM_RESTART | SIM_DELAY | SIM_CUT;
+    for (options.seed = 1; options.seed <= 400; options.seed++) {
+        struct sim_result result;
+        if (!sim_run(&options, &result))
+            fail_msg("seed %llu: %s", (unsigned long long)options.seed, result.text);
+        overtaken += result.overtaken;
+    }
+    assert_true(overtaken > 0);
+}
+
 static void test_lost_ranks_stay_active(void **state)
 {
     struct sim_options options;
@@ -157,6 +224,10 @@ int main(void)
         cmocka_unit_test(test_few_ranks_many_changes),
         cmocka_unit_test(test_broken_links),
         cmocka_unit_test(test_the_coordinator_restarts),
+        cmocka_unit_test(test_partitions),
+        cmocka_unit_test(test_groups_share_ranks),
+        cmocka_unit_test(test_more_than_64_ranks),
+        cmocka_unit_test(test_chunks_are_written_over),
         cmocka_unit_test(test_lost_ranks_stay_active),
         cmocka_unit_test(test_several_deaths_cost_few_ballots),
         cmocka_unit_test(test_one_seed_one_run),

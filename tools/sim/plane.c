@@ -13,13 +13,19 @@
  *     issued >= published >= ready >= done        counts of chunks over all operations
  */
 
-/* In place of the hash of a failed set. */
+/* In place of the hash of a failed set, or of who contributed. */
 #define LINK_FAILED UINT64_C(0xe11e)
+#define ROOT_LOST UINT64_C(0x7007)
+
+bool sim_is_root_lost(uint64_t failed)
+{
+    return failed == ROOT_LOST;
+}
 
 uint64_t sim_op_of(const struct sim_world *w, uint64_t index)
 {
     uint64_t op = 1;
-    while (w->first_index[op + 1] <= index && op < w->options.ops)
+    while (w->group->first_index[op + 1] <= index && op < w->options.ops)
         op++;
     return op;
 }
@@ -27,7 +33,7 @@ uint64_t sim_op_of(const struct sim_world *w, uint64_t index)
 uint64_t sim_x_of(const struct sim_world *w, uint64_t index)
 {
     uint64_t op = sim_op_of(w, index);
-    return ctl_x(op, index - w->first_index[op]);
+    return ctl_x(op, index - w->group->first_index[op]);
 }
 
 uint64_t sim_count_upto(const struct sim_world *w, uint64_t x)
@@ -36,10 +42,10 @@ uint64_t sim_count_upto(const struct sim_world *w, uint64_t x)
     if (op == 0)
         return 0;
     if (op > w->options.ops)
-        return w->num_chunks;
-    uint64_t chunks = w->first_index[op + 1] - w->first_index[op];
+        return w->group->num_chunks;
+    uint64_t chunks = w->group->first_index[op + 1] - w->group->first_index[op];
     uint64_t count = ctl_x_chunk(x) + 1;
-    return w->first_index[op] + (count < chunks ? count : chunks);
+    return w->group->first_index[op] + (count < chunks ? count : chunks);
 }
 
 /* Position of the last of `count` chunks. */
@@ -48,31 +54,34 @@ static uint64_t position(const struct sim_world *w, uint64_t count)
     if (count == 0)
         return ctl_x_end(0);
     uint64_t op = sim_op_of(w, count - 1);
-    return count == w->first_index[op + 1] ? ctl_x_end(op) : sim_x_of(w, count - 1);
+    return count == w->group->first_index[op + 1] ? ctl_x_end(op)
+                                                  : sim_x_of(w, count - 1);
 }
 
 bool sim_plane_init(struct sim_world *w, struct sim_process *p)
 {
-    struct sim_plane *plane = &p->plane;
-    size_t n = w->capacity;
+    struct sim_plane *plane = p->plane;
+    size_t n = w->group->capacity;
     plane->fenced = calloc(n, sizeof(uint64_t));
-    plane->in = calloc(n, sizeof(struct sim_flag));
-    plane->flag_from = calloc(n, sizeof(uint64_t));
-    size_t inputs = w->options.messaged ? n * w->options.window : 1;
+    size_t sources = w->options.messaged ? n : 1;
+    plane->in = calloc(sources, sizeof(struct sim_flag));
+    plane->flag_from = calloc(sources, sizeof(uint64_t));
+    size_t inputs = sources * w->options.window;
     plane->slots = calloc(inputs, sizeof(struct sim_flag));
     plane->slot_from = calloc(inputs, sizeof(uint64_t));
-    plane->returned = calloc(w->num_chunks + 1, sizeof(uint64_t));
+    plane->returned = calloc(w->group->num_chunks + 1, sizeof(uint64_t));
     plane->failed = calloc(w->options.ops + 2, sizeof(uint64_t));
     plane->link_failed = calloc(w->options.ops + 2, sizeof(bool));
+    plane->wrote = calloc(w->options.window, sizeof(uint64_t));
+    plane->ended = calloc(w->options.ops + 2, sizeof(bool));
     plane->peers = calloc(n, sizeof(struct sim_process *));
     return plane->fenced && plane->in && plane->flag_from && plane->slots &&
            plane->slot_from && plane->returned && plane->failed && plane->link_failed &&
-           plane->peers;
+           plane->wrote && plane->ended && plane->peers;
 }
 
-void sim_plane_free(struct sim_world *w, struct sim_process *p)
+void sim_plane_free(struct sim_plane *plane)
 {
-    struct sim_plane *plane = &p->plane;
     ctl_view_unref(plane->view);
     free(plane->fenced);
     free(plane->in);
@@ -82,26 +91,27 @@ void sim_plane_free(struct sim_world *w, struct sim_process *p)
     free(plane->returned);
     free(plane->failed);
     free(plane->link_failed);
+    free(plane->ended);
+    free(plane->wrote);
     free(plane->peers);
-    (void)w;
 }
 
 static uint64_t own_end(const struct sim_world *w, const struct sim_process *p)
 {
-    uint64_t last = p->plane.view->slots[p->plane.slot].last;
-    return last == CTL_X_FOREVER ? w->num_chunks : sim_count_upto(w, last);
+    uint64_t last = p->plane->view->slots[p->plane->slot].last;
+    return last == CTL_X_FOREVER ? w->group->num_chunks : sim_count_upto(w, last);
 }
 
 bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p)
 {
-    return p->plane.done >= own_end(w, p);
+    return p->plane->done >= own_end(w, p);
 }
 
 void sim_plane_wake(struct sim_world *w, struct sim_process *p)
 {
-    if (p->plane_scheduled || !p->alive || !p->plane.running || p->plane.over)
+    if (p->plane->scheduled || !p->alive || !p->plane->running || p->plane->over)
         return;
-    p->plane_scheduled = true;
+    p->plane->scheduled = true;
     int64_t delay =
         p->slowness * (1000 + (int64_t)base_splitmix_below(&w->random, 20000));
     if ((w->options.faults & SIM_REORDER) && base_splitmix_below(&w->random, 16) == 0)
@@ -112,9 +122,9 @@ void sim_plane_wake(struct sim_world *w, struct sim_process *p)
 
 static void wake_peers(struct sim_world *w, struct sim_process *p)
 {
-    for (uint32_t s = 0; s < w->capacity; s++) {
-        if (p->plane.peers[s] && p->plane.peers[s] != p)
-            sim_plane_wake(w, p->plane.peers[s]);
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
+        if (p->plane->peers[s] && p->plane->peers[s] != p)
+            sim_plane_wake(w, p->plane->peers[s]);
     }
 }
 
@@ -140,14 +150,14 @@ static struct ctl_view *spoil(struct sim_world *w, struct sim_process *p,
         struct ctl_slot *slot = &copy->slots[s];
         *slot = view->slots[s];
         ctl_bytes_ref(slot->endpoint);
-        const struct ctl_slot *before = p->plane.view ? &p->plane.view->slots[s] : NULL;
+        const struct ctl_slot *before = p->plane->view ? &p->plane->view->slots[s] : NULL;
         if (before && before->absent && before->rank_epoch == slot->rank_epoch)
             slot->last = before->last;
         else if (slot->absent && slot->last != CTL_X_FOREVER) {
             uint64_t count = sim_count_upto(w, slot->last);
             if (defect == SIM_LAST_LOW && count > 0)
                 slot->last = position(w, count - 1);
-            else if (defect == SIM_LAST_HIGH && count < w->num_chunks)
+            else if (defect == SIM_LAST_HIGH && count < w->group->num_chunks)
                 slot->last = position(w, count + 1);
             else if (defect == SIM_PER_OPERATION)
                 slot->last = ctl_x_end(ctl_x_op(slot->last));
@@ -160,15 +170,16 @@ static struct ctl_view *spoil(struct sim_world *w, struct sim_process *p,
 
 static void take_view(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     struct ctl_view *mine = spoil(w, p, view);
     ctl_view_unref(plane->view);
     plane->view = mine;
-    for (uint32_t s = 0; s < w->capacity; s++) {
+    plane->view_hash = sim_view_hash(mine);
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
         uint64_t rank_epoch = mine->slots[s].rank_epoch;
         if (rank_epoch == 0)
             plane->peers[s] = NULL;
-        else if (!plane->peers[s] || plane->peers[s]->plane.rank_epoch != rank_epoch)
+        else if (!plane->peers[s] || plane->peers[s]->plane->rank_epoch != rank_epoch)
             plane->peers[s] = sim_by_epoch(w, rank_epoch);
     }
 }
@@ -176,19 +187,20 @@ static void take_view(struct sim_world *w, struct sim_process *p, struct ctl_vie
 /* The own interval begins: the next call is the operation of its boundary. */
 static void begin(struct sim_world *w, struct sim_process *p)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     uint64_t op = ctl_x_op(plane->view->slots[plane->slot].first);
-    uint64_t start = op > w->options.ops ? w->num_chunks : w->first_index[op];
+    uint64_t start =
+        op > w->options.ops ? w->group->num_chunks : w->group->first_index[op];
     plane->next = op;
     plane->issued = plane->published = plane->ready = plane->done = start;
-    p->user_waits = false;
+    p->plane->user_waits = false;
     sim_push(w, w->now + sim_delay(w),
              &(struct sim_event){.kind = EV_USER, .process = p->index});
 }
 
 void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     if (plane->over)
         return;
     sim_check_view(w, p, view);
@@ -209,14 +221,14 @@ static bool takes_part(const struct sim_plane *plane, uint32_t s, uint64_t x)
 static void put_to(struct sim_world *w, struct sim_process *p, uint32_t s, uint64_t index,
                    bool ready)
 {
-    struct sim_process *q = p->plane.peers[s];
+    struct sim_process *q = p->plane->peers[s];
     if (!q || q == p)
         return;
     struct sim_event event = {.kind = EV_PUT, .process = q->index};
     event.put =
-        (struct sim_put){.from_slot = p->plane.slot,
-                         .from = p->plane.rank_epoch,
-                         .attempt = ctl_view_attempt(p->plane.view, sim_x_of(w, index)),
+        (struct sim_put){.from_slot = p->plane->slot,
+                         .from = p->plane->rank_epoch,
+                         .attempt = ctl_view_attempt(p->plane->view, sim_x_of(w, index)),
                          .index = index,
                          .ready = ready};
     int64_t time = w->now + sim_delay(w) * w->data_scale / 8;
@@ -235,9 +247,9 @@ static void put_all(struct sim_world *w, struct sim_process *p, uint64_t index,
                     bool ready)
 {
     uint64_t x = sim_x_of(w, index);
-    for (uint32_t s = 0; s < w->capacity; s++) {
-        if (s != p->plane.slot && takes_part(&p->plane, s, x) &&
-            !p->plane.view->slots[s].absent)
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
+        if (s != p->plane->slot && takes_part(p->plane, s, x) &&
+            !p->plane->view->slots[s].absent)
             put_to(w, p, s, index, ready);
     }
 }
@@ -249,13 +261,13 @@ static bool newer(const struct sim_flag *a, const struct sim_flag *b)
 
 void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_put *put)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     if (plane->over)
         return;
     uint32_t s = put->from_slot;
     bool known = plane->view && plane->view->slots[s].rank_epoch == put->from;
     bool ahead = !plane->view || put->attempt > plane->view->epoch;
-    if (!known && !ahead)
+    if (!known && !ahead && w->options.defect != SIM_STALE_MESSAGE)
         return; /* of an old rank epoch */
     if (ahead && w->options.defect == SIM_DROP_NEWER)
         return;
@@ -265,7 +277,8 @@ void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_
                    : s * w->options.window + (uint32_t)(put->index % w->options.window);
     struct sim_flag *place = put->ready ? &plane->in[at] : &plane->slots[at];
     uint64_t *from = put->ready ? &plane->flag_from[at] : &plane->slot_from[at];
-    if (*from == put->from && !newer(&flag, place))
+    /* A predecessor's memory is not the successor's: what is older changes nothing. */
+    if (!newer(&flag, place) && (*from == put->from || flag.attempt < place->attempt))
         return;
     *place = flag;
     *from = put->from;
@@ -293,13 +306,14 @@ static bool input_is_there(const struct sim_world *w, const struct sim_plane *pl
 {
     if (w->options.messaged) {
         uint32_t at = s * w->options.window + (uint32_t)(index % w->options.window);
-        return plane->slot_from[at] == plane->view->slots[s].rank_epoch &&
-               plane->slots[at].count == index + 1 &&
-               plane->slots[at].attempt ==
-                   ctl_view_attempt(plane->view, sim_x_of(w, index));
+        bool fresh =
+            plane->slot_from[at] == plane->view->slots[s].rank_epoch &&
+            plane->slots[at].attempt == ctl_view_attempt(plane->view, sim_x_of(w, index));
+        return (fresh || w->options.defect == SIM_STALE_MESSAGE) &&
+               plane->slots[at].count == index + 1;
     }
     const struct sim_process *q = plane->peers[s];
-    uint64_t published = q ? q->plane.published : 0;
+    uint64_t published = q ? q->plane->published : 0;
     if (plane->fenced[s] != 0 && plane->fenced[s] - 1 < published)
         published = plane->fenced[s] - 1;
     return published > index;
@@ -315,24 +329,31 @@ static bool left_out(const struct sim_world *w, const struct sim_plane *plane, u
 /* ------------------------------------------------------------------------------- steps
  */
 
+/* Planted: a freeze that does not freeze. */
+static bool goes_on(const struct sim_world *w)
+{
+    return w->options.defect == SIM_NO_FREEZE || w->options.defect == SIM_NO_FENCE;
+}
+
 static bool may_publish(const struct sim_world *w, const struct sim_process *p)
 {
-    const struct sim_plane *plane = &p->plane;
+    const struct sim_plane *plane = p->plane;
     uint64_t index = plane->published;
     uint64_t end = plane->issued < own_end(w, p) ? plane->issued : own_end(w, p);
     if (index >= end)
         return false;
-    bool starts = index == w->first_index[sim_op_of(w, index)];
-    if (plane->frozen && starts && w->options.defect != SIM_NO_FREEZE)
+    bool starts = index == w->group->first_index[sim_op_of(w, index)];
+    if (plane->frozen && starts && !goes_on(w))
         return false;
-    if (index < w->options.window)
+    uint64_t held = plane->wrote[index % w->options.window];
+    if (held == 0)
         return true;
-    uint64_t old = index - w->options.window;
+    uint64_t old = held - 1;
     uint64_t x = sim_x_of(w, old);
-    for (uint32_t s = 0; s < w->capacity; s++) {
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
         if (!takes_part(plane, s, x) || plane->view->slots[s].absent || !plane->peers[s])
             continue;
-        if (plane->peers[s]->plane.done <= old && !plane->peers[s]->left)
+        if (plane->peers[s]->plane->done <= old && !plane->peers[s]->plane->left)
             return false;
     }
     return true;
@@ -342,7 +363,8 @@ static bool try_publish(struct sim_world *w, struct sim_process *p)
 {
     if (!may_publish(w, p))
         return false;
-    uint64_t index = p->plane.published++;
+    uint64_t index = p->plane->published++;
+    p->plane->wrote[index % w->options.window] = index + 1;
     if (w->options.messaged)
         put_all(w, p, index, false);
     else
@@ -350,13 +372,29 @@ static bool try_publish(struct sim_world *w, struct sim_process *p)
     return true;
 }
 
+/* Whose inputs the rank waits for: of everybody, of the root, or of nobody. Descriptors,
+ * which come with chunk 0, are compared by all but the root, and by it if messaged. */
+static bool needs(const struct sim_world *w, const struct sim_plane *plane, uint32_t s,
+                  uint64_t index)
+{
+    uint64_t op = sim_op_of(w, index);
+    uint32_t root = w->group->root[op];
+    bool first = index == w->group->first_index[op];
+    if (root == UINT32_MAX)
+        return true;
+    if (first && (w->options.messaged || root != plane->slot))
+        return true;
+    return s == root;
+}
+
 static bool all_inputs(const struct sim_world *w, const struct sim_process *p,
                        uint64_t index)
 {
-    const struct sim_plane *plane = &p->plane;
+    const struct sim_plane *plane = p->plane;
     uint64_t x = sim_x_of(w, index);
-    for (uint32_t s = 0; s < w->capacity; s++) {
-        if (s == plane->slot || !takes_part(plane, s, x) || left_out(w, plane, s))
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
+        if (s == plane->slot || !takes_part(plane, s, x) || left_out(w, plane, s) ||
+            !needs(w, plane, s, index))
             continue;
         if (!input_is_there(w, plane, s, index))
             return false;
@@ -364,15 +402,48 @@ static bool all_inputs(const struct sim_world *w, const struct sim_process *p,
     return true;
 }
 
+/*
+ * A peer has written over a chunk that is needed here: it left this rank out, by a commit
+ * that is on its way, or lost with those who had it. This rank's part ends. Without a
+ * restart of the coordinator that can only happen to one that is out already.
+ */
+static bool overtaken(struct sim_world *w, struct sim_process *p, uint64_t index)
+{
+    struct sim_plane *plane = p->plane;
+    uint64_t x = sim_x_of(w, index);
+    for (uint32_t s = 0; s < w->group->capacity && !w->options.messaged; s++) {
+        const struct sim_process *q = plane->peers[s];
+        if (s == plane->slot || !q || !takes_part(plane, s, x) ||
+            !needs(w, plane, s, index) ||
+            q->plane->wrote[index % w->options.window] <= index + 1)
+            continue;
+        if (sim_counts(w, p) && w->result->restarts == 0)
+            sim_fail(w,
+                     "invariant 5: rank %u reads chunk %llu of rank %u from a slot that "
+                     "holds a later one",
+                     plane->slot, (unsigned long long)index, s);
+        sim_trace(w, "rank %u: rank %u has gone on without it", plane->slot, s);
+        w->result->overtaken++;
+        plane->over = true;
+        plane->why = HDL_EFENCED;
+        plane->over_at = w->now;
+        plane->left_sent = true;
+        sim_agent(w, p,
+                  &(struct ctl_agent_event){.kind = CTL_AGENT_ABORT, .key = sim_key(w)});
+        return true;
+    }
+    return false;
+}
+
 static bool try_ready(struct sim_world *w, struct sim_process *p)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     uint64_t index = plane->ready;
     if (index >= plane->published || index >= own_end(w, p))
         return false;
-    bool stopped = plane->frozen && w->options.defect != SIM_NO_FREEZE;
+    bool stopped = plane->frozen && !goes_on(w);
     if (!plane->reading) {
-        if (stopped || !all_inputs(w, p, index))
+        if (stopped || !all_inputs(w, p, index) || overtaken(w, p, index))
             return false;
         plane->reading = true;
         plane->reading_epoch = plane->view->epoch;
@@ -394,20 +465,28 @@ static uint64_t mix(uint64_t value)
     return value ^ value >> 29;
 }
 
+/* Chunks that the commit has decided are finished first. */
+static bool link_failed(const struct sim_world *w, const struct sim_plane *plane,
+                        uint64_t index)
+{
+    return plane->link_failed[sim_op_of(w, index)] &&
+           index >= sim_count_upto(w, plane->view->settled);
+}
+
 static bool may_finish(const struct sim_world *w, const struct sim_process *p)
 {
-    const struct sim_plane *plane = &p->plane;
+    const struct sim_plane *plane = p->plane;
     uint64_t index = plane->done;
-    if (index >= plane->ready || plane->link_failed[sim_op_of(w, index)])
+    if (index >= plane->ready || link_failed(w, plane, index))
         return false;
     if (!w->options.messaged)
         return true;
     if (index < sim_count_upto(w, plane->view->settled))
         return true;
-    if (plane->frozen && index >= plane->answered && w->options.defect != SIM_NO_FREEZE)
+    if (plane->frozen && index >= plane->answered && !goes_on(w))
         return false;
     uint64_t x = sim_x_of(w, index);
-    for (uint32_t s = 0; s < w->capacity; s++) {
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
         if (s == plane->slot || !takes_part(plane, s, x) ||
             plane->view->slots[s].absent || left_out(w, plane, s))
             continue;
@@ -420,23 +499,26 @@ static bool may_finish(const struct sim_world *w, const struct sim_process *p)
 /* Hash of who contributed; what is read must still be in the windows. */
 static uint64_t contributors(struct sim_world *w, struct sim_process *p, uint64_t index)
 {
-    const struct sim_plane *plane = &p->plane;
+    const struct sim_plane *plane = p->plane;
     uint64_t x = sim_x_of(w, index);
     uint64_t hash = 1;
-    for (uint32_t s = 0; s < w->capacity; s++) {
-        if (!takes_part(plane, s, x) || left_out(w, plane, s))
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
+        bool root = w->group->root[sim_op_of(w, index)] == s;
+        if (!takes_part(plane, s, x) || left_out(w, plane, s) ||
+            (w->group->root[sim_op_of(w, index)] != UINT32_MAX && !root))
             continue;
         const struct sim_process *q = plane->peers[s];
-        hash += mix(plane->view->slots[s].rank_epoch + 1);
+        uint64_t rank_epoch = plane->view->slots[s].rank_epoch;
+        uint32_t at = s * w->options.window + (uint32_t)(index % w->options.window);
+        hash += mix(rank_epoch + 1);
+        if (w->options.messaged && q != p && plane->slots[at].count == index + 1 &&
+            plane->slot_from[at] != rank_epoch)
+            sim_fail(w, "invariant 5: rank %u reads chunk %llu of an old rank %u",
+                     plane->slot, (unsigned long long)index, s);
         if (w->options.messaged || q == p || !q || !sim_counts(w, p))
             continue;
-        if (q->plane.published <= index)
+        if (q->plane->published <= index)
             sim_fail(w, "rank %u reads chunk %llu of rank %u, which never published it",
-                     plane->slot, (unsigned long long)index, s);
-        else if (q->plane.published > index + w->options.window)
-            sim_fail(w,
-                     "invariant 5: rank %u reads chunk %llu of rank %u from a slot that "
-                     "holds a later one",
                      plane->slot, (unsigned long long)index, s);
     }
     return hash;
@@ -444,17 +526,18 @@ static uint64_t contributors(struct sim_world *w, struct sim_process *p, uint64_
 
 static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
 {
-    const struct sim_plane *plane = &p->plane;
+    const struct sim_plane *plane = p->plane;
     uint64_t hash = 1;
-    for (uint32_t s = 0; s < w->capacity; s++) {
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
         const struct ctl_slot *slot = &plane->view->slots[s];
         bool lacks = false;
-        for (uint64_t k = w->first_index[op]; k < w->first_index[op + 1]; k++)
+        for (uint64_t k = w->group->first_index[op]; k < w->group->first_index[op + 1];
+             k++)
             lacks |= !takes_part(plane, s, sim_x_of(w, k));
         if (slot->rank_epoch != 0 && lacks && ctl_slot_reports(slot, op))
             hash += mix(s + 1);
     }
-    p->plane.failed[op] = hash;
+    p->plane->failed[op] = hash;
     sim_trace(w, "rank %u finishes operation %llu, failed set %llx", plane->slot,
               (unsigned long long)op, (unsigned long long)hash);
     sim_check_op(w, p, op);
@@ -462,25 +545,50 @@ static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
 
 static void op_ended(struct sim_world *w, struct sim_process *p)
 {
-    if (p->leaving)
+    if (p->plane->leaving)
         sim_push(w, w->now, &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
-    if (p->user_waits)
+    if (p->plane->user_waits)
         sim_push(w, w->now, &(struct sim_event){.kind = EV_USER, .process = p->index});
-    p->user_waits = false;
-    sim_plane_watch(w, p, p->plane.watch);
+    p->plane->user_waits = false;
+    sim_plane_watch(w, p, p->plane->watch);
+}
+
+/* The rest of the operation is nobody's wait. */
+static void end_op(struct sim_world *w, struct sim_process *p, uint64_t op, uint64_t how)
+{
+    struct sim_plane *plane = p->plane;
+    uint64_t end = w->group->first_index[op + 1];
+    plane->done = end;
+    plane->ready = plane->ready > end ? plane->ready : end;
+    plane->published = plane->published > end ? plane->published : end;
+    plane->reading = false;
+    plane->ended[op] = true;
+    plane->failed[op] = how;
+    sim_check_op(w, p, op);
+    op_ended(w, p);
+    wake_peers(w, p);
 }
 
 static bool try_finish(struct sim_world *w, struct sim_process *p)
 {
-    if (!may_finish(w, p))
+    if (!may_finish(w, p) || overtaken(w, p, p->plane->done))
         return false;
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     uint64_t index = plane->done;
-    plane->returned[index] = contributors(w, p, index);
-    plane->done++;
-    sim_check_chunk(w, p, index);
     uint64_t op = sim_op_of(w, index);
-    if (plane->done == w->first_index[op + 1]) {
+    uint32_t root = w->group->root[op];
+    bool lost = root != UINT32_MAX && !takes_part(plane, root, sim_x_of(w, index));
+    plane->returned[index] = lost ? ROOT_LOST : contributors(w, p, index);
+    if (!lost)
+        plane->done++;
+    sim_check_chunk(w, p, index);
+    if (lost) {
+        sim_trace(w, "rank %u: operation %llu has lost its root", plane->slot,
+                  (unsigned long long)op);
+        end_op(w, p, op, ROOT_LOST);
+        return true;
+    }
+    if (plane->done == w->group->first_index[op + 1]) {
         finish_op(w, p, op);
         op_ended(w, p);
     }
@@ -493,30 +601,22 @@ static bool try_finish(struct sim_world *w, struct sim_process *p)
  */
 static bool try_link_failure(struct sim_world *w, struct sim_process *p)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     if (plane->done >= plane->issued || plane->frozen)
         return false;
     uint64_t op = sim_op_of(w, plane->done);
-    if (!plane->link_failed[op])
+    if (!link_failed(w, plane, plane->done))
         return false;
-    uint64_t end = w->first_index[op + 1];
-    plane->done = end;
-    plane->ready = plane->ready > end ? plane->ready : end;
-    plane->published = plane->published > end ? plane->published : end;
-    plane->reading = false;
-    plane->failed[op] = LINK_FAILED;
     sim_trace(w, "rank %u: operation %llu fails for a broken link", plane->slot,
               (unsigned long long)op);
-    sim_check_op(w, p, op);
-    op_ended(w, p);
-    wake_peers(w, p);
+    end_op(w, p, op, LINK_FAILED);
     return true;
 }
 
 void sim_plane_step(struct sim_world *w, struct sim_process *p)
 {
-    p->plane_scheduled = false;
-    if (!p->plane.running || p->plane.over)
+    p->plane->scheduled = false;
+    if (!p->plane->running || p->plane->over)
         return;
     bool moved = try_link_failure(w, p);
     moved |= try_publish(w, p);
@@ -528,16 +628,16 @@ void sim_plane_step(struct sim_world *w, struct sim_process *p)
 
 void sim_plane_issue(struct sim_world *w, struct sim_process *p)
 {
-    struct sim_plane *plane = &p->plane;
-    if (!plane->running || plane->over || plane->next > w->options.ops || p->leaving ||
-        p->left_sent || plane->issued >= own_end(w, p))
+    struct sim_plane *plane = p->plane;
+    if (!plane->running || plane->over || plane->next > w->options.ops ||
+        p->plane->leaving || p->plane->left_sent || plane->issued >= own_end(w, p))
         return;
     uint64_t done_op = plane->done > 0 ? sim_op_of(w, plane->done - 1) : 0;
-    p->user_waits = plane->next > done_op + 3;
-    if (p->user_waits)
+    p->plane->user_waits = plane->next > done_op + 3;
+    if (p->plane->user_waits)
         return;
     plane->next++;
-    plane->issued = w->first_index[plane->next];
+    plane->issued = w->group->first_index[plane->next];
     sim_plane_wake(w, p);
     sim_push(w, w->now + sim_delay(w) / 2,
              &(struct sim_event){.kind = EV_USER, .process = p->index});
@@ -545,13 +645,14 @@ void sim_plane_issue(struct sim_world *w, struct sim_process *p)
 
 void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x)
 {
-    p->plane.watch = x;
-    if (x == 0 || !p->plane.running || p->plane.done < sim_count_upto(w, x) ||
-        p->plane.next <= ctl_x_op(x))
+    p->plane->watch = x;
+    if (x == 0 || !p->plane->running || p->plane->done < sim_count_upto(w, x) ||
+        p->plane->next <= ctl_x_op(x))
         return;
-    p->plane.watch = 0;
-    sim_agent(w, p,
-              &(struct ctl_agent_event){.kind = CTL_AGENT_FINISHED, .key = 1, .x = x});
+    p->plane->watch = 0;
+    sim_agent(
+        w, p,
+        &(struct ctl_agent_event){.kind = CTL_AGENT_FINISHED, .key = sim_key(w), .x = x});
 }
 
 /* --------------------------------------------------------------------- freeze and commit
@@ -561,21 +662,25 @@ static uint64_t sample(struct sim_world *w, struct sim_plane *plane, uint32_t s,
                        bool again)
 {
     const struct sim_process *q = plane->peers[s];
-    uint64_t seen = w->options.messaged ? plane->in[s].count : q ? q->plane.published : 0;
+    uint64_t seen = w->options.messaged ? plane->in[s].count
+                    : q                 ? q->plane->published
+                                        : 0;
     /* What is needed next is overwritten: the dead had gone on without this rank. */
-    if (!w->options.messaged && seen > plane->ready + w->options.window)
+    if (!w->options.messaged && q &&
+        q->plane->wrote[plane->ready % w->options.window] > plane->ready + 1)
         seen = plane->ready;
-    if (plane->fenced[s] == 0)
+    bool fences = w->options.defect != SIM_NO_FENCE;
+    if (plane->fenced[s] == 0 && fences)
         plane->fenced[s] = seen + 1;
-    uint64_t count = plane->fenced[s] - 1;
+    uint64_t count = fences ? plane->fenced[s] - 1 : seen;
     if (w->options.defect == SIM_SAMPLE_FIRST && count > 0)
         count--;
     if (w->options.defect == SIM_STALE_ANSWER && again)
         count = 0;
     if (w->options.defect == SIM_LEAST_PUBLISHED) {
-        if (w->least[s] == 0 || w->least[s] > count + 1)
-            w->least[s] = count + 1;
-        count = w->least[s] - 1;
+        if (w->group->least[s] == 0 || w->group->least[s] > count + 1)
+            w->group->least[s] = count + 1;
+        count = w->group->least[s] - 1;
     }
     return position(w, count);
 }
@@ -585,17 +690,18 @@ static void fill_open(const struct sim_world *w, const struct sim_plane *plane,
 {
     uint64_t op = plane->ready > 0 ? sim_op_of(w, plane->ready - 1) : 1;
     for (; op < plane->next && answer->num_open < CTL_OPEN_MAX; op++) {
-        answer->open[answer->num_open++] = (struct ctl_open_op){
-            .op = op,
-            .num_chunks = (uint32_t)(w->first_index[op + 1] - w->first_index[op]),
-            .messaged = w->options.messaged};
+        answer->open[answer->num_open++] =
+            (struct ctl_open_op){.op = op,
+                                 .num_chunks = (uint32_t)(w->group->first_index[op + 1] -
+                                                          w->group->first_index[op]),
+                                 .messaged = w->options.messaged};
     }
 }
 
 void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
                       const struct ctl_prepare *prepare)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     struct ctl_open_op open[CTL_OPEN_MAX];
     uint64_t *published = calloc(prepare->num_dead + 1, sizeof(uint64_t));
     if (!published || !plane->running) {
@@ -625,9 +731,9 @@ void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
     sim_trace(w, "rank %u answers ballot %llx: ready %llu, next %llu", plane->slot,
               (unsigned long long)prepare->ballot, (unsigned long long)plane->ready,
               (unsigned long long)answer.next);
-    sim_agent(
-        w, p,
-        &(struct ctl_agent_event){.kind = CTL_AGENT_FROZEN, .key = 1, .answer = &answer});
+    sim_agent(w, p,
+              &(struct ctl_agent_event){
+                  .kind = CTL_AGENT_FROZEN, .key = sim_key(w), .answer = &answer});
     free(published);
 }
 
@@ -635,8 +741,8 @@ void sim_plane_freeze(struct sim_world *w, struct sim_process *p,
 static void check_boundaries(struct sim_world *w, struct sim_process *p,
                              const struct ctl_view *view)
 {
-    const struct sim_plane *plane = &p->plane;
-    for (uint32_t s = 0; plane->frozen && s < w->capacity; s++) {
+    const struct sim_plane *plane = p->plane;
+    for (uint32_t s = 0; plane->frozen && s < w->group->capacity; s++) {
         const struct ctl_slot *slot = &view->slots[s];
         if (slot->rank_epoch == 0 || slot->first == plane->view->slots[s].first)
             continue;
@@ -654,17 +760,37 @@ static void check_boundaries(struct sim_world *w, struct sim_process *p,
                  plane->slot);
 }
 
-static void restart_chunks(struct sim_world *w, struct sim_process *p, uint64_t from)
+static bool same_ranks(const struct sim_world *w, const struct ctl_view *a,
+                       const struct ctl_view *b, uint64_t index)
 {
-    struct sim_plane *plane = &p->plane;
-    uint64_t keep =
-        from == CTL_X_FOREVER || from == 0 ? w->num_chunks : sim_count_upto(w, from - 1);
+    uint64_t x = sim_x_of(w, index);
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
+        if (ctl_slot_takes_part(&a->slots[s], x) != ctl_slot_takes_part(&b->slots[s], x))
+            return false;
+    }
+    return true;
+}
+
+static void restart_chunks(struct sim_world *w, struct sim_process *p,
+                           const struct ctl_view *older)
+{
+    uint64_t from = ctl_view_changed_from(p->plane->view);
+    struct sim_plane *plane = p->plane;
+    uint64_t keep = from == CTL_X_FOREVER || from == 0 ? w->group->num_chunks
+                                                       : sim_count_upto(w, from - 1);
     uint64_t first = ctl_x_op(plane->view->slots[plane->slot].first);
-    uint64_t start = first > w->options.ops ? w->num_chunks : w->first_index[first];
+    uint64_t start =
+        first > w->options.ops ? w->group->num_chunks : w->group->first_index[first];
     if (keep < start)
         keep = start; /* it never took part in what is before */
-    while (keep < plane->done && plane->link_failed[sim_op_of(w, keep)])
-        keep = w->first_index[sim_op_of(w, keep) + 1]; /* ended, whoever takes part */
+    while (keep < plane->done && plane->ended[sim_op_of(w, keep)])
+        keep = w->group->first_index[sim_op_of(w, keep) + 1];
+    /* Of a mapped operation with a root nothing but its data was used, and it stays; a
+     * rank may be far beyond one that was to go. */
+    while (!w->options.messaged && keep < plane->ready &&
+           (w->group->root[sim_op_of(w, keep)] != UINT32_MAX ||
+            same_ranks(w, older, plane->view, keep)))
+        keep++;
     if (plane->done > keep && sim_counts(w, p))
         sim_fail(w, "invariant 3: rank %u has returned chunk %llu, which starts again",
                  plane->slot, (unsigned long long)keep);
@@ -680,7 +806,7 @@ static void restart_chunks(struct sim_world *w, struct sim_process *p, uint64_t 
 
 void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
 {
-    struct sim_plane *plane = &p->plane;
+    struct sim_plane *plane = p->plane;
     if (!plane->running || plane->over)
         return;
     if (w->options.defect == SIM_SKIP_COMMIT && plane->slot == 1) {
@@ -693,18 +819,20 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
         plane->link_failed[op] = true;
     check_boundaries(w, p, view);
     bool again = view->slots[plane->slot].first > plane->view->slots[plane->slot].first;
+    struct ctl_view *older = ctl_view_ref(plane->view);
     take_view(w, p, view);
     if (again)
         begin(w, p);
     plane->frozen = false;
     plane->reading = false;
-    memset(plane->fenced, 0, w->capacity * sizeof(uint64_t));
-    memset(w->least, 0, w->capacity * sizeof(uint64_t));
+    memset(plane->fenced, 0, w->group->capacity * sizeof(uint64_t));
+    memset(w->group->least, 0, w->group->capacity * sizeof(uint64_t));
     sim_trace(w, "rank %u commits view %llx, changed from %llx", plane->slot,
               (unsigned long long)view->epoch,
               (unsigned long long)ctl_view_changed_from(plane->view));
-    restart_chunks(w, p, ctl_view_changed_from(plane->view));
-    if (p->leaving) /* its last operations may not be its own any more */
+    restart_chunks(w, p, older);
+    ctl_view_unref(older);
+    if (p->plane->leaving) /* its last operations may not be its own any more */
         sim_push(w, w->now, &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
     sim_plane_wake(w, p);
 }

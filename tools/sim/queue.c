@@ -25,6 +25,7 @@ static void insert(struct sim_world *w, int64_t time, const struct sim_event *ev
     }
     struct sim_event item = *event;
     item.time = time < w->now ? w->now : time;
+    item.group = w->group->index;
     if (!again)
         item.order = queue->order++;
     size_t at = queue->count++;

@@ -37,6 +37,24 @@ static bool search_second(struct sim_options *options, uint64_t length, uint64_t
     return true;
 }
 
+bool sim_search_messages(const struct sim_options *base, struct sim_search *search,
+                         struct sim_result *result)
+{
+    struct sim_options options = *base;
+    if (!run_one(&options, search, result))
+        return false;
+    uint64_t messages = result->messages;
+    for (uint64_t at = 1; at <= messages; at++) {
+        for (int after = 0; after < 2; after++) {
+            options.kill_at_message = at;
+            options.kill_after_message = after != 0;
+            if (!run_one(&options, search, result))
+                return false;
+        }
+    }
+    return true;
+}
+
 bool sim_search(const struct sim_options *base, uint64_t stride,
                 struct sim_search *search, struct sim_result *result)
 {

@@ -10,9 +10,11 @@
 
 enum sim_fault {
     SIM_KILL = 1 << 0,
-    SIM_STOP = 1 << 1,    /* a process stands still for a while, then goes on */
-    SIM_CUT = 1 << 2,     /* the connection to the coordinator: held up, or broken */
-    SIM_DELAY = 1 << 3,   /* now and then a message takes a hundred times as long */
+    SIM_STOP = 1 << 1,  /* a process stands still for a while, then goes on */
+    SIM_CUT = 1 << 2,   /* the connection to the coordinator: held up in one direction or
+                           both, or broken; of one rank, or of a part of them, which then
+                           also loses the links to the others */
+    SIM_DELAY = 1 << 3, /* now and then a message takes a hundred times as long */
     SIM_REORDER = 1 << 4, /* wide spread of delays between different connections */
     SIM_JOIN = 1 << 5,    /* a new process takes the place of a dead or removed one */
     SIM_LEAVE = 1 << 6,   /* planned removals, leaving, aborts */
@@ -40,6 +42,8 @@ enum sim_defect {
     SIM_LEAST_PUBLISHED, /* min instead of max over what was seen of the dead */
     SIM_OWN_EVIDENCE,    /* a rank skips a peer on its own evidence, before the commit */
     SIM_SKIP_COMMIT,     /* one rank keeps its old view silently */
+    SIM_NO_FENCE,        /* a ballot is answered, but nothing stops nor is kept for it */
+    SIM_STALE_MESSAGE,   /* messages of old attempts and rank epochs are taken */
     SIM_DEFECTS
 };
 
@@ -49,6 +53,8 @@ struct sim_options {
     uint32_t ops;
     uint32_t max_chunks; /* of an operation */
     uint32_t window;     /* chunks open at once */
+    uint32_t groups;     /* that share ranks: 1 to 3 */
+    bool rooted;         /* some of the operations have a root */
     bool messaged;
     bool manual; /* policy: a lost rank stays active */
     unsigned faults;
@@ -64,6 +70,10 @@ struct sim_options {
     uint64_t fault_at_event, second_at_event;
     uint32_t fault_rank, second_rank;
     unsigned second_faults;
+    /* The sender of so many-th control message ends before it, or right after; 0 = none.
+     */
+    uint64_t kill_at_message;
+    bool kill_after_message;
     FILE *trace; /* NULL = none */
 };
 
@@ -76,7 +86,8 @@ struct sim_result {
     uint64_t redone; /* chunks started again */
     int64_t virtual_ns;
     int64_t slowest_commit_ns; /* from a death to the commit */
-    uint64_t deaths, joins, removals;
+    uint64_t deaths, joins, removals, restarts;
+    uint64_t overtaken; /* ranks that ended as others had gone on without them */
 };
 
 /* Runs one schedule; false if an invariant was broken (result->text says which). */
@@ -95,6 +106,12 @@ struct sim_search {
  */
 bool sim_search(const struct sim_options *options, uint64_t stride,
                 struct sim_search *search, struct sim_result *result);
+/*
+ * The schedule with its fault, if one is given, and the death of the sender before and
+ * after every single control message.
+ */
+bool sim_search_messages(const struct sim_options *options, struct sim_search *search,
+                         struct sim_result *result);
 const char *sim_defect_name(enum sim_defect defect);
 /* Defaults of a small schedule. */
 void sim_defaults(struct sim_options *options);

@@ -47,14 +47,14 @@ int64_t sim_delay(struct sim_world *w)
 struct sim_process *sim_by_epoch(struct sim_world *w, uint64_t rank_epoch)
 {
     uint32_t rank = ctl_rank_epoch_rank(rank_epoch);
-    if (rank < w->capacity && w->by_rank[rank] != UINT32_MAX) {
+    if (rank < w->num_ranks && w->by_rank[rank] != UINT32_MAX) {
         struct sim_process *p = w->processes[w->by_rank[rank]];
-        if (p->plane.rank_epoch == rank_epoch)
+        if (p->plane->rank_epoch == rank_epoch)
             return p;
     }
     for (uint32_t i = w->num_processes; i > 0; i--) {
         struct sim_process *p = w->processes[i - 1];
-        if (p->plane.rank_epoch == rank_epoch)
+        if (p->plane->rank_epoch == rank_epoch)
             return p;
     }
     return NULL;
@@ -71,7 +71,7 @@ static void to_coord(struct sim_world *w, struct sim_conn *conn, enum sim_event_
                      struct ctl_bytes *bytes)
 {
     int64_t time = w->now + sim_delay(w);
-    int64_t cut = w->processes[conn->process]->cut_until;
+    int64_t cut = w->processes[conn->process]->cut_up;
     if (time < cut)
         time = cut;
     if (time <= conn->up_time)
@@ -86,7 +86,7 @@ static void to_agent(struct sim_world *w, struct sim_conn *conn, enum sim_event_
                      struct ctl_bytes *bytes)
 {
     int64_t time = w->now + sim_delay(w);
-    int64_t cut = w->processes[conn->process]->cut_until;
+    int64_t cut = w->processes[conn->process]->cut_down;
     if (time < cut)
         time = cut;
     if (time <= conn->down_time)
@@ -132,14 +132,40 @@ static void connect_succeeds(struct sim_world *w, struct sim_process *p)
 
 /* ---------------------------------------------------------------- actions, both sides */
 
+/* The fault point before (or after) each message: its sender ends there. */
+static void kill_sender(struct sim_world *w, struct sim_process *p)
+{
+    if (p)
+        sim_kill(w, p);
+    else if (w->options.standalone)
+        sim_restart_coordinator(w, w->options.link_ns * 20);
+    else
+        sim_kill(w, w->processes[w->by_rank[0]]);
+}
+
+/* Counts the message of a process, or of the coordinator (NULL); false if it is not sent
+ * any more. */
+static bool may_send(struct sim_world *w, struct sim_process *p, bool *last)
+{
+    const struct sim_options *options = &w->options;
+    bool struck = ++w->result->messages == options->kill_at_message;
+    *last = struck && options->kill_after_message;
+    if (!struck || *last)
+        return true;
+    kill_sender(w, p);
+    return false;
+}
+
 static void coord_do(struct sim_world *w, const struct ctl_action *action)
 {
     struct sim_conn *conn = get_conn(w, action->conn);
+    bool last = false;
     switch (action->kind) {
     case CTL_DO_SEND:
-        w->result->messages++;
-        if (conn && conn->coord_open)
+        if (may_send(w, NULL, &last) && conn && conn->coord_open)
             to_agent(w, conn, EV_MESSAGE, action->bytes);
+        if (last)
+            kill_sender(w, NULL);
         break;
     case CTL_DO_CLOSE:
         if (!conn || !conn->coord_open)
@@ -162,9 +188,12 @@ void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event)
     struct ctl_actions actions = {.env = &w->env};
     if (ctl_coordinator_step(w->coordinator, event, w->now, &actions) != HDL_OK)
         sim_fail(w, "the coordinator failed");
-    for (size_t i = 0; i < actions.count; i++)
+    for (size_t i = 0; i < actions.count && w->coordinator; i++)
         coord_do(w, &actions.items[i]);
     ctl_actions_free(&actions);
+    if (!w->coordinator)
+        return;
+    sim_check_coordinator(w);
     int64_t deadline = ctl_coordinator_deadline(w->coordinator);
     if (deadline == INT64_MAX ||
         (w->coord_tick_at > w->now && w->coord_tick_at <= deadline))
@@ -208,10 +237,10 @@ static void unwatch(struct sim_process *p, uint64_t rank_epoch)
 static void group_over(struct sim_world *w, struct sim_process *p,
                        const struct ctl_action *action)
 {
-    p->plane.over = true;
-    p->plane.why = action->status;
-    p->plane.over_at = w->now;
-    w->broken |= !p->plane.running;
+    p->plane->over = true;
+    p->plane->why = action->status;
+    p->plane->over_at = w->now;
+    w->group->broken |= !p->plane->running;
     if (action->status == HDL_EFENCED)
         w->result->deaths++;
     sim_trace(w, "process %u (rank %u) is out of the group: %d %s", p->index, p->job_rank,
@@ -223,9 +252,20 @@ static void group_over(struct sim_world *w, struct sim_process *p,
         sim_fail(w, "process %u: status %d: %s", p->index, action->status, action->text);
 }
 
+/* Whether there is a group that it has not left. */
+static bool is_anywhere(const struct sim_world *w, const struct sim_process *p)
+{
+    for (uint32_t g = 0; g < w->options.groups; g++) {
+        if (p->planes[g].member && !p->planes[g].left)
+            return true;
+    }
+    return false;
+}
+
 static void agent_group_do(struct sim_world *w, struct sim_process *p,
                            const struct ctl_action *action)
 {
+    sim_select(w, (uint32_t)action->key - 1);
     switch (action->kind) {
     case CTL_DO_ATTACH:
         sim_push(w, w->now + sim_delay(w),
@@ -251,17 +291,19 @@ static void agent_group_do(struct sim_world *w, struct sim_process *p,
         sim_proposed(w, p, action);
         break;
     case CTL_DO_REGISTERED:
-        p->plane.rank_epoch = action->rank_epoch;
+        p->plane->rank_epoch = action->rank_epoch;
         if (p->joiner)
             sim_push(w, w->now + sim_delay(w),
                      &(struct sim_event){.kind = EV_JOIN, .process = p->index});
         break;
     case CTL_DO_LEFT:
-        p->left = true;
-        p->plane.over = true;
-        sim_trace(w, "process %u (rank %u) has left", p->index, p->job_rank);
-        sim_push(w, w->now + sim_delay(w),
-                 &(struct sim_event){.kind = EV_GOODBYE, .process = p->index});
+        p->plane->left = true;
+        p->plane->over = true;
+        sim_trace(w, "process %u (rank %u) has left group %u", p->index, p->job_rank,
+                  w->group->index);
+        if (!is_anywhere(w, p))
+            sim_push(w, w->now + sim_delay(w),
+                     &(struct sim_event){.kind = EV_GOODBYE, .process = p->index});
         break;
     default:
         break;
@@ -272,15 +314,18 @@ static void agent_do(struct sim_world *w, struct sim_process *p,
                      const struct ctl_action *action)
 {
     struct sim_conn *conn = get_conn(w, p->conn);
+    int64_t cut = p->cut_up > p->cut_down ? p->cut_up : p->cut_down;
+    bool last = false;
     switch (action->kind) {
     case CTL_DO_SEND:
-        w->result->messages++;
-        if (conn && conn->agent_open)
+        if (may_send(w, p, &last) && conn && conn->agent_open)
             to_coord(w, conn, EV_COORD_MESSAGE, action->bytes);
+        if (last)
+            kill_sender(w, p);
         break;
     case CTL_DO_CONNECT:
         agent_closes(w, p);
-        sim_push(w, (w->now < p->cut_until ? p->cut_until : w->now) + sim_delay(w),
+        sim_push(w, (w->now < cut ? cut : w->now) + sim_delay(w),
                  &(struct sim_event){.kind = EV_CONNECT, .process = p->index});
         break;
     case CTL_DO_ADMITTED:
@@ -295,12 +340,16 @@ static void agent_do(struct sim_world *w, struct sim_process *p,
         sim_trace(w, "process %u ends", p->index);
         agent_closes(w, p);
         p->alive = false;
+        p->left = true;
         break;
     case CTL_DO_WATCH:
         watch(w, p, action->rank_epoch);
         break;
     case CTL_DO_UNWATCH:
         unwatch(p, action->rank_epoch);
+        break;
+    case CTL_DO_COORDINATOR_LOST:
+        sim_trace(w, "process %u has lost the coordinator", p->index);
         break;
     case CTL_DO_LOG:
         sim_trace(w, "agent of process %u: %s", p->index, action->text);
@@ -315,11 +364,14 @@ void sim_agent(struct sim_world *w, struct sim_process *p,
                const struct ctl_agent_event *event)
 {
     struct ctl_actions actions = {.env = &w->env};
+    uint32_t group = w->group->index;
     if (ctl_agent_step(p->agent, event, w->now, &actions) != HDL_OK)
         sim_fail(w, "the agent of process %u failed: %s", p->index, base_detail());
-    for (size_t i = 0; i < actions.count; i++)
+    for (size_t i = 0; i < actions.count && p->alive; i++)
         agent_do(w, p, &actions.items[i]);
     ctl_actions_free(&actions);
+    sim_select(w, group);
+    sim_check_immutable(w, p);
     int64_t deadline = ctl_agent_deadline(p->agent);
     if (deadline == INT64_MAX || (p->tick_at > w->now && p->tick_at <= deadline))
         return;
@@ -328,32 +380,6 @@ void sim_agent(struct sim_world *w, struct sim_process *p,
 }
 
 /* -------------------------------------------------------------------------- processes */
-
-static void register_group(struct sim_world *w, struct sim_process *p)
-{
-    uint32_t *ranks = calloc(w->options.ranks, sizeof(*ranks));
-    if (!ranks)
-        return;
-    for (uint32_t i = 0; i < w->options.ranks; i++)
-        ranks[i] = i;
-    struct ctl_param param = {"chunk_bytes", "262144"};
-    struct ctl_registration registration = {.name = "world",
-                                            .capacity = w->capacity,
-                                            .slot = p->job_rank,
-                                            .num_founders = w->options.ranks,
-                                            .ranks = ranks,
-                                            .num_ranks = w->options.ranks,
-                                            .join = p->joiner,
-                                            .auto_deactivate = !w->options.manual,
-                                            .auto_sync = !w->options.manual,
-                                            .timeout_ns = 60 * SECOND,
-                                            .params = &param,
-                                            .num_params = 1};
-    sim_agent(w, p,
-              &(struct ctl_agent_event){
-                  .kind = CTL_AGENT_REGISTER, .key = 1, .registration = &registration});
-    free(ranks);
-}
 
 struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joiner)
 {
@@ -376,7 +402,7 @@ struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joine
     p->job_rank = job_rank;
     p->joiner = joiner;
     p->alive = true;
-    p->plane.slot = job_rank;
+    p->plane = &p->planes[w->group->index];
     p->slowness = base_splitmix_below(&w->random, 4) == 0 ? 12 : 1;
     struct ctl_agent_options options = {.job_rank = job_rank,
                                         .num_ranks = w->options.ranks,
@@ -388,13 +414,25 @@ struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joine
                                         .standalone = w->options.standalone};
     w->processes[w->num_processes++] = p;
     w->by_rank[job_rank] = p->index;
-    if (!sim_plane_init(w, p) ||
-        ctl_agent_create(&w->env, &options, w->now, &p->agent) != HDL_OK) {
+    if (ctl_agent_create(&w->env, &options, w->now, &p->agent) != HDL_OK) {
         sim_fail(w, "out of memory");
         return NULL;
     }
     sim_agent(w, p, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
-    register_group(w, p);
+    uint32_t group = w->group->index;
+    for (uint32_t g = 0; g < w->options.groups; g++) {
+        sim_select(w, g);
+        p->plane->slot = w->group->slot_of[job_rank];
+        p->plane->member = p->plane->slot != UINT32_MAX;
+        p->plane->over = p->plane->left = !p->plane->member;
+        if (!sim_plane_init(w, p)) {
+            sim_fail(w, "out of memory");
+            break;
+        }
+        if (p->plane->member)
+            sim_register(w, p);
+    }
+    sim_select(w, group);
     return p;
 }
 
@@ -403,10 +441,15 @@ void sim_kill_coordinator(struct sim_world *w)
     if (!w->coordinator)
         return;
     sim_trace(w, "the coordinator is killed");
-    for (uint32_t i = 0; i < w->num_processes; i++) {
-        struct sim_process *p = w->processes[i];
-        p->condemned |= p->plane.rank_epoch != 0 && !sim_counts(w, p);
+    uint32_t group = w->group->index;
+    for (uint32_t g = 0; g < w->options.groups; g++) {
+        sim_select(w, g);
+        for (uint32_t i = 0; i < w->num_processes; i++) {
+            struct sim_process *p = w->processes[i];
+            p->plane->condemned |= p->plane->rank_epoch != 0 && !sim_counts(w, p);
+        }
     }
+    sim_select(w, group);
     ctl_coordinator_destroy(w->coordinator);
     w->coordinator = NULL;
     w->coord_died_at = w->now;
@@ -427,13 +470,16 @@ void sim_kill(struct sim_world *w, struct sim_process *p)
     if (!p->alive)
         return;
     sim_trace(w, "process %u of rank %u is killed (ready %llu, published %llu)", p->index,
-              p->job_rank, (unsigned long long)p->plane.ready,
-              (unsigned long long)p->plane.published);
+              p->job_rank, (unsigned long long)p->plane->ready,
+              (unsigned long long)p->plane->published);
     p->alive = false;
     w->result->deaths++;
-    if (p->plane.running && !p->plane.over) {
-        w->death_time[p->plane.slot] = w->now;
-        w->dead_epoch[p->plane.slot] = p->plane.rank_epoch;
+    for (uint32_t g = 0; g < w->options.groups; g++) {
+        const struct sim_plane *plane = &p->planes[g];
+        if (!plane->running || plane->over)
+            continue;
+        w->groups[g].death_time[plane->slot] = w->now;
+        w->groups[g].dead_epoch[plane->slot] = plane->rank_epoch;
     }
     agent_closes(w, p);
     if (!w->options.standalone && p->job_rank == 0)
@@ -517,15 +563,16 @@ static void process_event(struct sim_world *w, struct sim_process *p,
     case EV_LINK:
         sim_agent(w, p,
                   &(struct ctl_agent_event){.kind = CTL_AGENT_LINK,
-                                            .key = 1,
+                                            .key = sim_key(w),
                                             .rank_epoch = event->x,
                                             .up = event->conn != 0});
         break;
     case EV_ATTACHED:
-        sim_agent(
-            w, p,
-            &(struct ctl_agent_event){
-                .kind = CTL_AGENT_ATTACHED, .key = 1, .epoch = event->x, .text = ""});
+        sim_agent(w, p,
+                  &(struct ctl_agent_event){.kind = CTL_AGENT_ATTACHED,
+                                            .key = sim_key(w),
+                                            .epoch = event->x,
+                                            .text = ""});
         break;
     case EV_PLANE:
         sim_plane_step(w, p);
@@ -574,14 +621,15 @@ static void coord_event(struct sim_world *w, const struct sim_event *event)
 static bool start_coordinator(struct sim_world *w, bool again)
 {
     const struct sim_options *options = &w->options;
-    struct ctl_coordinator_options coordinator = {.num_ranks = options->ranks,
-                                                  .dead_after_ns = options->dead_after_ns,
-                                                  .grace_ns = options->dead_after_ns / 4,
-                                                  .link_timeout_ns =
-                                                      options->dead_after_ns,
-                                                  .standalone = options->standalone,
-                                                  .restarted = again,
-                                                  .host_id = 1};
+    struct ctl_coordinator_options coordinator = {
+        .num_ranks = options->ranks,
+        .dead_after_ns = options->dead_after_ns,
+        .grace_ns = options->dead_after_ns / 4,
+        .link_timeout_ns = options->dead_after_ns,
+        .standalone = options->standalone,
+        .restarted = again,
+        .instance = base_splitmix_next(&w->random),
+        .host_id = 1};
     if (again)
         sim_trace(w, "the coordinator is started again");
     if (ctl_coordinator_create(&w->env, &coordinator, w->now, &w->coordinator) != HDL_OK)
@@ -606,6 +654,7 @@ static void handle(struct sim_world *w, const struct sim_event *event)
         struct sim_process *p = w->processes[event->process];
         if (!p->alive)
             return;
+        sim_select(w, event->group);
         if (p->stopped && event->kind != EV_CONTINUE) {
             /* Waits, in its order, until the process runs again. */
             struct sim_event later = *event;
@@ -634,6 +683,8 @@ void sim_defaults(struct sim_options *options)
                                     .dead_after_ns = SECOND / 5,
                                     .link_ns = 50000,
                                     .ranks_per_host = 2,
+                                    .groups = 1,
+                                    .rooted = true,
                                     .faults = SIM_KILL,
                                     .standalone = true};
 }
@@ -644,32 +695,16 @@ static bool prepare(struct sim_world *w)
     base_env_init(&w->env);
     w->env.log_level = options->trace ? BASE_LOG_INFO : -1;
     w->random = options->seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
-    w->capacity = options->capacity > options->ranks ? options->capacity : options->ranks;
-    w->first_index = calloc(options->ops + 3, sizeof(uint64_t));
-    w->by_rank = calloc(w->capacity, sizeof(uint32_t));
-    w->death_time = calloc(w->capacity, sizeof(int64_t));
-    w->least = calloc(w->capacity, sizeof(uint64_t));
-    w->dead_epoch = calloc(w->capacity, sizeof(uint64_t));
-    w->agreed_failed = calloc(options->ops + 2, sizeof(uint64_t));
-    w->agreed_failed_by = calloc(options->ops + 2, sizeof(uint32_t));
-    if (!w->first_index || !w->by_rank || !w->death_time || !w->least || !w->dead_epoch ||
-        !w->agreed_failed || !w->agreed_failed_by)
+    w->num_ranks =
+        options->capacity > options->ranks ? options->capacity : options->ranks;
+    w->by_rank = calloc(w->num_ranks, sizeof(uint32_t));
+    if (!w->by_rank || !sim_groups_make(w))
         return false;
-    memset(w->by_rank, 0xff, w->capacity * sizeof(uint32_t));
-    uint64_t chunks = 0;
-    for (uint32_t op = 1; op <= options->ops + 1; op++) {
-        w->first_index[op] = chunks;
-        if (op <= options->ops)
-            chunks += 1 + base_splitmix_below(&w->random, options->max_chunks);
-    }
-    w->first_index[options->ops + 2] = chunks;
-    w->num_chunks = chunks;
-    w->agreed = calloc(chunks + 1, sizeof(uint64_t));
-    w->agreed_by = calloc(chunks + 1, sizeof(uint32_t));
+    memset(w->by_rank, 0xff, w->num_ranks * sizeof(uint32_t));
     w->faults_left = options->num_faults;
     static const int64_t scales[4] = {1, 2, 8, 24};
     w->data_scale = scales[base_splitmix_below(&w->random, 4)];
-    return w->agreed && w->agreed_by && start_coordinator(w, false);
+    return start_coordinator(w, false);
 }
 
 static void dismantle(struct sim_world *w)
@@ -678,7 +713,8 @@ static void dismantle(struct sim_world *w)
     while (sim_pop(w, &event))
         ctl_bytes_unref(event.bytes);
     for (uint32_t i = 0; i < w->num_processes; i++) {
-        sim_plane_free(w, w->processes[i]);
+        for (uint32_t g = 0; g < w->options.groups; g++)
+            sim_plane_free(&w->processes[i]->planes[g]);
         ctl_agent_destroy(w->processes[i]->agent);
         free(w->processes[i]->watched);
         free(w->processes[i]);
@@ -687,35 +723,36 @@ static void dismantle(struct sim_world *w)
     free(w->processes);
     free(w->conns);
     free(w->queue.heap);
-    free(w->first_index);
     free(w->by_rank);
-    free(w->death_time);
-    free(w->least);
-    free(w->dead_epoch);
-    free(w->agreed);
-    free(w->agreed_by);
-    free(w->agreed_failed);
-    free(w->agreed_failed_by);
-    free(w->history);
+    sim_groups_free(w);
 }
 
-static bool is_settled(const struct sim_world *w)
+static bool group_is_settled(const struct sim_world *w)
 {
-    if (w->faults_left > 0 || w->now < w->faults_end)
-        return false;
     for (uint32_t i = 0; i < w->num_processes; i++) {
         const struct sim_process *p = w->processes[i];
-        if (!p->alive || p->plane.over || p->left)
+        if (!p->alive || p->plane->over || p->plane->left)
             continue;
-        if (p->stopped || !p->plane.running || p->plane.frozen ||
-            !sim_plane_finished(w, p) || p->proposals > 0 || p->joining || p->leaving)
+        if (p->stopped || !p->plane->running || p->plane->frozen ||
+            !sim_plane_finished(w, p) || p->plane->proposals > 0 || p->plane->joining ||
+            p->plane->leaving)
             return false;
     }
-    for (uint32_t s = 0; s < w->capacity && w->coordinator; s++) {
-        if (w->death_time[s] != 0 && !sim_death_is_agreed(w, s))
+    for (uint32_t s = 0; s < w->group->capacity && w->coordinator; s++) {
+        if (w->group->death_time[s] != 0 && !sim_death_is_agreed(w, s))
             return false;
     }
     return true;
+}
+
+static bool is_settled(struct sim_world *w)
+{
+    bool settled = w->faults_left == 0 && w->now >= w->faults_end;
+    for (uint32_t g = 0; g < w->options.groups && settled; g++) {
+        sim_select(w, g);
+        settled = group_is_settled(w);
+    }
+    return settled;
 }
 
 static bool anybody_counts(const struct sim_world *w)
@@ -725,6 +762,17 @@ static bool anybody_counts(const struct sim_world *w)
             return true;
     }
     return false;
+}
+
+static void check_ends(struct sim_world *w)
+{
+    for (uint32_t g = 0; g < w->options.groups && !w->failed; g++) {
+        sim_select(w, g);
+        if (w->coord_died_at != 0 && !w->coordinator)
+            sim_check_lost(w);
+        else if (anybody_counts(w))
+            sim_check_end(w);
+    }
 }
 
 static void loop(struct sim_world *w)
@@ -747,10 +795,7 @@ static void loop(struct sim_world *w)
         if (w->result->events % look == 0 && is_settled(w))
             break;
     }
-    if (!w->failed && w->coord_died_at != 0 && !w->coordinator)
-        sim_check_lost(w);
-    else if (!w->failed && anybody_counts(w))
-        sim_check_end(w);
+    check_ends(w);
 }
 
 void sim_plan_faults(struct sim_world *w)
