@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "heddle.h"
+
 /*
  * The supervisor starts a coordinator of its own and one process per rank (this program
  * again). A rank loops over operations and writes one record for each; commands come to
@@ -66,7 +68,8 @@ static inline uint64_t crew_ranks(const struct crew_record *r)
 struct crew_opts {
     int ranks;
     const char *transport; /* auto, shm, fabric, mixed */
-    const char *mode;      /* "mix": all kinds; "4k", "8b": all_reduce only */
+    const char *mode;      /* "mix": all kinds; "4k": all_reduce only; "quiet": batches of
+                              small all_reduces, then what idling costs */
     int64_t pause_us;      /* between operations */
     int64_t dead_after_us;
     uint64_t seed;
@@ -124,10 +127,20 @@ uint64_t crew_members(const struct crew *crew);
 void crew_problem(struct crew *crew, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-struct hdl_group;
 /* Emits the newest view if it is not the one told before. */
 void crew_tell_view(struct hdl_group *group, uint64_t *told,
                     void (*emit)(struct crew_record *record));
+
+/* Of a rank while nothing happens; its line is "quiet VIEW_NS CPU_MS CONTROL_KB". */
+struct crew_quiet {
+    double view_ns;    /* of a look at the view */
+    double cpu_ms;     /* used in a second without operations */
+    double control_kb; /* payload of control connections in that second, both ways */
+};
+enum hdl_status crew_batch(struct hdl_group *group, int64_t *ns_per_op);
+void crew_measure_quiet(struct hdl_context *context, struct hdl_group *group,
+                        struct crew_quiet *quiet);
+
 /* The rank's part; returns its exit code. */
 int crew_rank_main(void);
 

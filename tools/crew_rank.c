@@ -86,8 +86,6 @@ static uint64_t mix64(uint64_t x)
 
 static enum kind kind_of(uint64_t number)
 {
-    if (strcmp(self.mode, "8b") == 0)
-        return ALLREDUCE_8B;
     if (!self.mix)
         return ALLREDUCE_4K;
     return (enum kind)(mix64(number ^ self.seed) % KINDS);
@@ -341,6 +339,43 @@ static void join_again(void)
     self.before_ns = 0;
 }
 
+/* Batches; all ranks idle between the same two of them. */
+static enum hdl_status quiet_loop(void)
+{
+    for (int batch = 0; !self.stop; batch++) {
+        struct crew_record r = {.what = CREW_OP};
+        r.op.number = hdl_group_next(self.group);
+        r.op.runs = 1;
+        r.op.run[0].ranks = (UINT32_C(1) << self.ranks) - 1;
+        enum hdl_status status = crew_batch(self.group, &r.op.gap_ns);
+        if (status != HDL_OK)
+            return self.stop ? HDL_OK : status;
+        emit(&r);
+        if (batch != 4)
+            continue;
+        struct crew_quiet quiet = {0};
+        crew_measure_quiet(self.context, self.group, &quiet);
+        say(CREW_SAY, "quiet %.3f %.4f %.4f", quiet.view_ns, quiet.cpu_ms,
+            quiet.control_kb);
+    }
+    return HDL_OK;
+}
+
+/* Like a data loader's workers: they keep what was open, and outlive their parent. */
+static void fork_children(void)
+{
+    for (int i = 0; i < 2; i++) {
+        if (fork() != 0)
+            continue;
+        (void)close(STDIN_FILENO);
+        (void)close(STDOUT_FILENO);
+        (void)close(STDERR_FILENO);
+        (void)close(RECORD_FD);
+        sleep(2);
+        _exit(0);
+    }
+}
+
 /* Commands, which block, have a thread of their own. */
 static void *obey(void *argument)
 {
@@ -356,6 +391,8 @@ static void *obey(void *argument)
             status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
         else if (strcmp(line, "dump") == 0)
             status = hdl_context_dump(self.context, STDERR_FILENO);
+        else if (strcmp(line, "fork") == 0)
+            fork_children();
         else if (strcmp(line, "exit") == 0)
             _exit(0);
         else if (strcmp(line, "stop") == 0)
@@ -427,6 +464,8 @@ int crew_rank_main(void)
         join_again();
     else
         say(CREW_SAY, "joined 1");
+    if (strcmp(self.mode, "quiet") == 0 && quiet_loop() != HDL_OK)
+        say(CREW_WRONG, "quiet: %.90s", hdl_error_detail());
     while (!self.stop) {
         enum hdl_status status = one();
         if (status != HDL_OK && !step_over(status))

@@ -458,6 +458,42 @@ static void count_missing(struct coord_group *group, bool *new_death)
 }
 
 /*
+ * A messaged chunk is returned when all its ranks are ready, and others rely on it that
+ * all before it are decided, too. A rank that was removed, and is slow with its last
+ * operations, takes no part in later ones: who came after it may have returned those.
+ * Then nobody waits for it any more.
+ */
+static bool fence_late_leavers(struct ctl_coordinator *c, struct coord_group *group)
+{
+    uint64_t returned = 0;
+    bool messaged = false, fenced = false;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (!holder || !holder->asked || holder->dead)
+            continue;
+        messaged |= holder->answer.messaged;
+        if (holder->answer.done >= group->view->slots[i].first &&
+            holder->answer.done > returned)
+            returned = holder->answer.done;
+    }
+    for (uint32_t i = 0; messaged && i < group->params.capacity; i++) {
+        struct coord_member *holder = group->slots[i].holder;
+        if (!holder || !holder->asked || holder->dead || holder->state != MEMBER_ENDED ||
+            holder->answer.ready >= returned)
+            continue;
+        ctl_do_log(c->out, HDL_LOG_WARN,
+                   "group %s: rank %u was removed and is too late with its operations",
+                   group->params.name, i);
+        coord_send(c, holder->rank,
+                   &(struct ctl_msg){.type = CTL_MSG_FENCED, .group = group->id});
+        holder->dead = true;
+        coord_proposals_drop(c, holder);
+        fenced = true;
+    }
+    return fenced;
+}
+
+/*
  * Starts a ballot if something is pending. A death during a ballot replaces it, but only
  * when everybody else has answered: so many deaths at once cost few ballots.
  */
@@ -480,7 +516,7 @@ void coord_ballot_check(struct ctl_coordinator *c, struct coord_group *group)
         count_missing(group, &new_death);
         if (group->num_missing > 0 || c->out->failed)
             return;
-        if (new_death) {
+        if (new_death || fence_late_leavers(c, group)) {
             start(c, group);
             return;
         }

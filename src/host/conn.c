@@ -98,6 +98,7 @@ static bool write_out(struct host_conn *conn, struct host_conn_out *out)
         struct msghdr msg = {.msg_iov = parts, .msg_iovlen = (size_t)count};
         ssize_t sent = sendmsg(conn->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
+            atomic_fetch_add(&conn->host->control_bytes, (uint64_t)sent);
             out->done += (size_t)sent;
             continue;
         }
@@ -320,6 +321,7 @@ static bool read_once(struct host_conn *conn)
         end_of_input(conn, 0);
         return false;
     }
+    atomic_fetch_add(&host->control_bytes, (uint64_t)got);
     if (early)
         input_early(conn, (size_t)got);
     else

@@ -44,8 +44,10 @@ static size_t describe(struct host *host, char *text, size_t room)
                            host->connected ? "connected" : "not connected");
     used = host_watches_describe(host, text, room, used);
     return host_append(text, room, used,
-                       "control reconnects %llu, ended neighbours %llu by exit %llu by "
+                       "control payload %llu bytes, reconnects %llu, ended neighbours "
+                       "%llu by exit %llu by "
                        "socket, refused %llu\n",
+                       (unsigned long long)atomic_load(&host->control_bytes),
                        (unsigned long long)atomic_load(&host->num_reconnects),
                        (unsigned long long)atomic_load(&host->num_exits),
                        (unsigned long long)atomic_load(&host->num_closes),

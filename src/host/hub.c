@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/random.h"
 #include "ctl/bytes.h"
 #include "ctl/msg.h"
 #include "host/fork.h"

@@ -143,6 +143,7 @@ struct host {
     _Atomic uint64_t num_refused;
     _Atomic uint64_t num_exits;
     _Atomic uint64_t num_closes;
+    _Atomic uint64_t control_bytes;    /* sent and received, of all connections */
     _Atomic uint64_t num_silences;     /* of the coordinator, as this agent sees it */
     _Atomic uint64_t num_silent_ranks; /* seen by a coordinator in this process */
     _Atomic uint64_t num_reconnects;
