@@ -405,8 +405,7 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
         /* Chunks of operations that failed before must not count as complete now: some
          * ranks have ended them already. */
         const struct ctl_view *view = group->view;
-        if (view->link_from <= view->link_to &&
-            commit.change.link_from <= commit.change.link_to)
+        if (view->link_from <= view->link_to && commit.done < ctl_x_end(view->link_to))
             commit.change.settled = view->settled;
         restart_unsettled(&commit);
     }
