@@ -135,10 +135,13 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 static bool still_there(struct hdl_op *op, uint64_t chunk)
 {
     uint32_t index = group_slot_of(op->group, op->number, chunk);
+    /* Others may have ended the operation before: only those that were read count. */
+    enum group_needs needs = mapped_needs(op, chunk);
     atomic_thread_fence(memory_order_acquire);
-    for (uint32_t r = 0; r < op->group->capacity; r++) {
+    for (uint32_t r = 0; r < op->group->capacity && needs != GROUP_NEEDS_NONE; r++) {
         const struct group_slot *slots = op->group->peer[r].slots;
-        if (slots && mapped_takes_part(op, r, chunk) &&
+        bool read = needs == GROUP_NEEDS_ALL || (int32_t)r == op->desc.root;
+        if (read && slots && mapped_takes_part(op, r, chunk) &&
             atomic_load_explicit(&slots[index].seq, memory_order_relaxed) >
                 GROUP_X(op->number, chunk)) {
             overtaken(op, r, chunk);
@@ -305,7 +308,9 @@ static bool pull(struct hdl_group *group, struct hdl_op *op)
         return false;
     if (atomic_load_explicit(&group->view, memory_order_acquire) != group->seen)
         return false;
-    if (!chunk_arrived(op, chunk) ||
+    /* Without its root it ends here, where others have ended it perhaps. */
+    bool ends = chunk > 0 && root_lost(op, chunk);
+    if ((!ends && !chunk_arrived(op, chunk)) ||
         !group_ready_raise(group, begin, GROUP_X(op->number, chunk)))
         return false;
     return mapped_finish_chunk(group, op, chunk);
