@@ -46,6 +46,11 @@ static void run_stopped(struct job *job, int number)
         JOB_CHECK(rank.fail_status == HDL_EFENCED);
     else
         JOB_CHECK(rank.fail_status == HDL_OK && rank.absent == 4);
+    if (number == 0) { /* the one with the coordinator */
+        struct host_group_stats stats;
+        host_group_stats(rank.group, &stats);
+        JOB_CHECK(stats.evidence_silence == 1 && stats.evidence_exit == 0);
+    }
     /* The coordinator's rank stays until the other has been told. */
     job_ready(job);
     job_await(&job->board->ready, 2 * (uint32_t)job->num_ranks);
