@@ -434,6 +434,8 @@ static bool enter(void)
 static bool step_over(enum hdl_status status)
 {
     if (status == HDL_ENOTMEMBER || status == HDL_EFENCED) {
+        if (status == HDL_EFENCED)
+            say(CREW_SAY, "fenced");
         join_again();
         return true;
     }

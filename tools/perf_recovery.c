@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "tools/crew.h"
@@ -53,6 +54,7 @@ struct recovery {
     struct crew crew;
     uint64_t victim; /* mask */
     int64_t from_ns, told_ns, longest_ns;
+    bool fenced; /* the victim says that it was told so */
     double values[WHATS][REPEATS_MAX];
     size_t counts[WHATS];
     /* of a quiet run */
@@ -74,6 +76,7 @@ static void note_since(struct recovery *v, enum what what, int64_t ns)
 static void on_record(struct crew *crew, const struct crew_record *r)
 {
     struct recovery *v = crew->user;
+    v->fenced |= r->what == CREW_SAY && strcmp(r->text, "fenced") == 0;
     if (r->what != CREW_OP || r->time_ns < v->from_ns || (v->victim >> r->rank & 1))
         return;
     if (r->op.gap_ns > v->longest_ns)
@@ -126,6 +129,7 @@ static void begin(struct recovery *v)
 {
     v->from_ns = base_now_ns();
     v->told_ns = v->longest_ns = 0;
+    v->fenced = false;
 }
 
 static bool admit(struct recovery *v, int rank)
@@ -214,8 +218,9 @@ static bool run_events(struct recovery *v, int repeats)
 
 static bool is_fenced(struct crew *crew, void *argument)
 {
-    struct recovery *v = argument;
-    return crew->rank[__builtin_ctzll(v->victim)].fenced;
+    const struct recovery *v = argument;
+    (void)crew;
+    return v->fenced;
 }
 
 static bool run_stops(struct recovery *v, int repeats)
