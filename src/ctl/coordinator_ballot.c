@@ -456,6 +456,34 @@ static void count_missing(struct coord_group *group, bool *new_death)
     }
 }
 
+static bool has_answered(const struct coord_member *holder)
+{
+    return holder && holder->asked && holder->answered && !holder->dead;
+}
+
+/* All that take part in it are ready, as far as they live. */
+static bool may_be_returned(const struct coord_group *group, uint64_t x)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (has_answered(holder) && ctl_slot_takes_part(&group->view->slots[i], x) &&
+            holder->answer.ready < x)
+            return false;
+    }
+    return true;
+}
+
+/* Whether somebody who came after `last` may have returned an operation. */
+static bool later_ones_go_on(const struct coord_group *group, uint64_t last)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        if (has_answered(group->slots[i].holder) && group->view->slots[i].first > last &&
+            may_be_returned(group, group->view->slots[i].first))
+            return true;
+    }
+    return false;
+}
+
 /*
  * A messaged chunk is returned when all its ranks are ready, and others rely on it that
  * all before it are decided, too. A rank that was removed, and is slow with its last
@@ -464,21 +492,13 @@ static void count_missing(struct coord_group *group, bool *new_death)
  */
 static bool fence_late_leavers(struct ctl_coordinator *c, struct coord_group *group)
 {
-    uint64_t returned = 0;
-    bool messaged = false, fenced = false;
+    bool fenced = false;
     for (uint32_t i = 0; i < group->params.capacity; i++) {
-        const struct coord_member *holder = group->slots[i].holder;
-        if (!holder || !holder->asked || holder->dead)
-            continue;
-        messaged |= holder->answer.messaged;
-        if (holder->answer.done >= group->view->slots[i].first &&
-            holder->answer.done > returned)
-            returned = holder->answer.done;
-    }
-    for (uint32_t i = 0; messaged && i < group->params.capacity; i++) {
         struct coord_member *holder = group->slots[i].holder;
-        if (!holder || !holder->asked || holder->dead || holder->state != MEMBER_ENDED ||
-            holder->answer.ready >= returned)
+        uint64_t last = group->view->slots[i].last;
+        if (!has_answered(holder) || holder->state != MEMBER_ENDED ||
+            !holder->answer.messaged || holder->answer.ready >= last ||
+            !later_ones_go_on(group, last))
             continue;
         ctl_do_log(c->out, HDL_LOG_WARN,
                    "group %s: rank %u was removed and is too late with its operations",

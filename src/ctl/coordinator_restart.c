@@ -219,6 +219,9 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
     group->unfreeze |= collecting && msg->x != 0;
     if (collecting && is_complete(group))
         take_over(c, group);
+    else if (!collecting && msg->epoch < group->view->epoch)
+        coord_send_view(c, group, member,
+                        false); /* perhaps it does not know that it is out */
 }
 
 void coord_collect_timers(struct ctl_coordinator *c)
