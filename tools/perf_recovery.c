@@ -202,12 +202,12 @@ static bool run_events(struct recovery *v, int repeats)
     bool good = crew_start(&v->crew);
     struct crew_usage first = {0}, last = {0};
     for (int k = 0; good && k < repeats; k++) {
-        if (k == repeats / 10)
+        if (k == (repeats < 10 ? 1 : repeats / 10))
             first = crew_usage(&v->crew, 0);
         good = repeat(v, k);
         last = crew_usage(&v->crew, 0);
     }
-    if (good) {
+    if (good && repeats > 1) {
         note(v, MEMORY, (double)(last.memory_kb - first.memory_kb) / 1024);
         note(v, KEPT,
              (double)(last.descriptors + last.mappings - first.descriptors -

@@ -60,7 +60,7 @@ static void test_every_defect_is_found(void **state)
         {SIM_NO_FENCE, false, SIM_LEAVE, 3, 300},
         {SIM_NO_FENCE, true, SIM_LEAVE, 3, 300},
         {SIM_STALE_MESSAGE, true,
-         SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_SUSPECT | SIM_DELAY, 8, 3000, 5, 12},
+         SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_SUSPECT | SIM_DELAY, 10, 40000, 4, 8},
     };
     for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
         uint64_t seed = broken_by(&plans[i], plans[i].defect);
