@@ -461,6 +461,40 @@ static bool has_answered(const struct coord_member *holder)
     return holder && holder->asked && holder->answered && !holder->dead;
 }
 
+static uint64_t least_ready(const struct coord_group *group)
+{
+    uint64_t least = CTL_X_FOREVER;
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        if (has_answered(holder) && holder->answer.ready < least)
+            least = holder->answer.ready;
+    }
+    return least;
+}
+
+/*
+ * Who takes part in the first messaged chunk that not all are ready for, and is done with
+ * it, has seen it decided: all were ready, or it ended early on all, for want of its
+ * root.
+ */
+static void count_done_as_decided(struct coord_group *group)
+{
+    for (uint32_t i = 0; i < group->params.capacity; i++) {
+        const struct coord_member *holder = group->slots[i].holder;
+        uint64_t least = least_ready(group);
+        if (!has_answered(holder) || !holder->answer.messaged ||
+            holder->answer.done <= least || group->view->slots[i].first > least + 1)
+            continue;
+        for (uint32_t k = 0; k < group->params.capacity; k++) {
+            struct coord_member *other = group->slots[k].holder;
+            if (!has_answered(other) || other->answer.ready >= holder->answer.done)
+                continue;
+            other->answer.ready = holder->answer.done;
+            ctl_boundary_normalise(&other->answer, group->view->slots[k].last);
+        }
+    }
+}
+
 /* All that take part in it are ready, as far as they live. */
 static bool may_be_returned(const struct coord_group *group, uint64_t x)
 {
@@ -535,6 +569,7 @@ void coord_ballot_check(struct ctl_coordinator *c, struct coord_group *group)
         count_missing(group, &new_death);
         if (group->num_missing > 0 || c->out->failed)
             return;
+        count_done_as_decided(group);
         if (new_death || fence_late_leavers(c, group)) {
             start(c, group);
             return;
