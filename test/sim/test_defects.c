@@ -47,7 +47,7 @@ static void test_every_defect_is_found(void **state)
         {SIM_SAMPLE_FIRST, false, SIM_KILL, 2, 200},
         {SIM_PER_OPERATION, false, SIM_KILL, 2, 300},
         {SIM_PER_OPERATION, true, SIM_KILL, 2, 300},
-        {SIM_STALE_READY, true, SIM_KILL | SIM_REORDER, 3, 3000},
+        {SIM_STALE_READY, true, SIM_KILL | SIM_REORDER | SIM_LEAVE | SIM_JOIN, 5, 3000},
         {SIM_DROP_NEWER, true, SIM_KILL, 2, 300},
         {SIM_NEXT_STARTED, false, SIM_JOIN, 3, 300},
         {SIM_NEXT_STARTED, true, SIM_JOIN, 3, 300},
@@ -60,7 +60,7 @@ static void test_every_defect_is_found(void **state)
         {SIM_NO_FENCE, false, SIM_LEAVE, 3, 300},
         {SIM_NO_FENCE, true, SIM_LEAVE, 3, 300},
         {SIM_STALE_MESSAGE, true,
-         SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_SUSPECT | SIM_DELAY, 10, 40000, 4, 8},
+         SIM_KILL | SIM_JOIN | SIM_LEAVE | SIM_SUSPECT | SIM_DELAY, 10, 40000, 4, 12},
     };
     for (size_t i = 0; i < sizeof(plans) / sizeof(plans[0]); i++) {
         uint64_t seed = broken_by(&plans[i], plans[i].defect);
