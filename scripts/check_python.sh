@@ -38,6 +38,6 @@ tests)
         ln -sf "$(command -v "$tool")" "$folder/bin/"
     done
     PATH=$folder/venv/bin:$folder/bin HEDDLE_INTERFACE=lo PYTHONDONTWRITEBYTECODE=1 \
-        "$folder/venv/bin/python" -m pytest -q -p no:cacheprovider --junitxml "$junit" test/python "$@"
+        "$folder/venv/bin/python" -m pytest -q -o cache_dir="$folder/cache" --junitxml "$junit" test/python "$@"
     ;;
 esac

@@ -102,7 +102,7 @@ def test_import_needs_neither_torch_nor_numpy() -> None:
 
 
 def test_command() -> None:
-    for arguments in (["--help"], ["info"], ["run", "-n", "2", "--", "true"]):
+    for arguments in (["--help"], ["info"], ["run", "-n", "2", "--", sys.executable, "-c", ""]):
         done = subprocess.run([sys.executable, "-m", "heddle", *arguments], capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
     assert heddle.info()["version"].split()[0] == heddle.__version__
