@@ -234,6 +234,7 @@ def works(rank: int, size: int) -> None:
     group._prune()
     assert not group.pending
     assert dist.barrier(async_op=True).wait()
+    group.monitored_barrier(datetime.timedelta(seconds=20))
     t = torch.ones(2)
     thread = threading.Thread(target=dist.all_reduce, args=(t,))
     thread.start()
@@ -371,6 +372,26 @@ def test_destroy_and_begin_again_on_one_store() -> None:
     with Tree() as tree:
         tree.serve()
         for pid in [tree.fork(f"rank {rank}", lives, tree.port, rank, 3) for rank in range(3)]:
+            tree.result(pid)
+
+
+def beside(port: int, rank: int) -> None:
+    """Groups of ours in a world of gloo's, of some of its ranks: a job of their own."""
+    join(port, rank, 4, backend="gloo")
+    for ranks in ([1, 3], [0, 1, 2]):
+        sub = dist.new_group(ranks, backend="mooncake-cpu")
+        if rank in ranks:
+            t = torch.full((2,), float(rank))
+            dist.all_reduce(t, group=sub)
+            assert (t == sum(ranks)).all() and pg.get_active_ranks(sub).tolist() == [1] * len(ranks)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_groups_beside_another_backend() -> None:
+    with Tree() as tree:
+        tree.serve()
+        for pid in [tree.fork(f"rank {rank}", beside, tree.port, rank) for rank in range(4)]:
             tree.result(pid)
 
 

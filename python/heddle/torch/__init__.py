@@ -80,9 +80,10 @@ __all__ = [
 def _job_of(dist_opts: Any, capacity: int) -> Job:
     """Groups of a world that is ours share its context. Any other group is a job of its own ranks."""
     world = dist.group.WORLD if dist.is_initialized() else None
-    if list(dist_opts.global_ranks_in_group) and isinstance(world, ProcessGroup) and world.job.context is not None:
+    part = bool(list(dist_opts.global_ranks_in_group))
+    if part and isinstance(world, ProcessGroup) and world.job.context is not None:
         return world.job
-    return Job(dist_opts.store, dist_opts.group_rank, capacity, dist_opts.timeout)
+    return Job(dist_opts.store, dist_opts.group_rank, capacity, dist_opts.timeout, not part)
 
 
 def _creator(backend: str, devices: tuple[str, ...]) -> Any:

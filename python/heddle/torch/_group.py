@@ -30,7 +30,7 @@ from heddle._abi import ANY_SOURCE, DType, MemberState, Status, lib
 from heddle._job import stats_sources
 from heddle.torch._job import Job
 from heddle.torch._options import MooncakeBackendOptions
-from heddle.torch._work import PENDING, Completer, Finished, Future, Many, Pending, Work, complete, micros
+from heddle.torch._work import Completer, Finished, Future, Many, Pending, Work, complete, micros
 
 log = logging.getLogger("heddle.torch")
 
@@ -208,7 +208,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             join=self.options.is_extension,
         )
         ranks = list(dist_opts.global_ranks_in_group)
-        if ranks:
+        if ranks and self.job.shared:
             opts.ranks = (ctypes.c_int32 * len(ranks))(*ranks)
         handle = ctypes.c_void_p()
         _error.check(lib.hdl_group_create(self.job.context, opts, handle))
@@ -822,7 +822,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             # Threads may be waiting for these, on memory that is about to go.
             lib.hdl_group_abort(handle)
             for work in list(self.pending):
-                work._block(PENDING * 1_000_000)
+                work._block(1_000_000)
         if self._completer is not None:
             self._completer.stop()
         lib.hdl_group_on_view(handle, _abi.ViewCallback(), None)

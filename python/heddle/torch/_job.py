@@ -99,10 +99,11 @@ def _interface(store: Any) -> str | None:
 
 
 class Job:
-    """A context, shared by the groups that are made of its ranks."""
+    """A context. shared: it is a world's, whose sub-groups name their ranks; else it has the ranks of one group."""
 
-    def __init__(self, store: Any, rank: int, num_ranks: int, timeout: datetime.timedelta) -> None:
+    def __init__(self, store: Any, rank: int, num_ranks: int, timeout: datetime.timedelta, shared: bool) -> None:
         self.rank = rank
+        self.shared = shared
         self._groups = 0
         self._lock = threading.Lock()
         self._meeting = _Meeting(store)
