@@ -194,6 +194,19 @@ static struct hdl_peer_window *pair_remote(struct pair *pair, int slot, unsigned
     return remote;
 }
 
+/* Can a link that breaks be made again? Not with ofi_rxm of libfabric before 1.12. */
+static inline bool pair_relinks(void)
+{
+    char text[1024];
+    unsigned major = 0, minor = 0;
+    struct base_env env;
+    base_env_init(&env);
+    net_describe(&env, text, sizeof(text));
+    const char *version = strstr(text, "\"libfabric\":\"");
+    return version && sscanf(version + 13, "%u.%u", &major, &minor) == 2 &&
+           (major > 1 || minor >= 12);
+}
+
 /* Runs a body on both sides, each in its own process, with a time limit. 0 = both fine.
  * One that ends itself by SIGTERM plays a killed process. */
 typedef void pair_body(struct pair *pair);

@@ -4,6 +4,7 @@
 #include "unit.h"
 
 #include "faults.h"
+#include "net/fabric_impl.h"
 #include "pair.h"
 
 #include <arpa/inet.h>
@@ -214,6 +215,30 @@ static void test_no_provider(void **state)
     assert_detail("pigeon");
 }
 
+/* Memory that the provider shows to peers has keys that nobody guesses. */
+static void test_memory_keys(void **state)
+{
+    if (!fabric_works())
+        skip();
+    struct base_env env;
+    struct net *net;
+    assert_ok(create_with("HEDDLE_FABRIC_PROVIDER", "", NET_FABRIC, &env, &net));
+    struct net_fabric *fabric = net->fabric;
+    enum { PIECES = 8 };
+    struct fabric_piece *pieces[PIECES];
+    uint64_t all = 0;
+    for (int i = 0; i < PIECES; i++) {
+        pieces[i] = fabric_piece_get(fabric);
+        assert_non_null(pieces[i]);
+        all |= fi_mr_key(pieces[i]->mr);
+    }
+    if (!(fabric->info->domain_attr->mr_mode & FI_MR_PROV_KEY))
+        assert_true(all >> 32);
+    for (int i = 0; i < PIECES; i++)
+        fabric_piece_put(fabric, pieces[i]);
+    net_destroy(net);
+}
+
 /* --------------------------------------------------------------------- bad arguments */
 
 static void test_arguments(void **state)
@@ -332,15 +357,11 @@ static void test_short_memory_fabric(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_unsealed),
-        cmocka_unit_test(test_no_library),
-        cmocka_unit_test(test_no_provider),
-        cmocka_unit_test(test_keys_shm),
-        cmocka_unit_test(test_keys_fabric),
-        cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_short_memory),
-        cmocka_unit_test(test_short_memory_fabric),
+        cmocka_unit_test(test_arguments),    cmocka_unit_test(test_unsealed),
+        cmocka_unit_test(test_no_library),   cmocka_unit_test(test_no_provider),
+        cmocka_unit_test(test_memory_keys),  cmocka_unit_test(test_keys_shm),
+        cmocka_unit_test(test_keys_fabric),  cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_short_memory), cmocka_unit_test(test_short_memory_fabric),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

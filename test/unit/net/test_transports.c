@@ -295,11 +295,17 @@ OVER(sleep, SHM)
 OVER(sleep, FABRIC)
 OVER(ping, SHM)
 OVER(ping, FABRIC)
-OVER(break, FABRIC)
 OVER(cold, SHM)
 OVER(cold, FABRIC)
 OVER(killed, SHM)
 OVER(killed, FABRIC)
+
+static void test_break_FABRIC(void **state)
+{
+    if (!pair_relinks())
+        skip();
+    assert_int_equal(pair_run(NET_FABRIC, loopback, body_break), 0);
+}
 
 /* Alone: a process that opens its own window. */
 static void test_self(void **state)
