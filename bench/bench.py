@@ -183,12 +183,13 @@ def one_round(results, ranks, ops, sizes, seconds):
 
 # ------------------------------------------------------------------------------------------- parts
 
-def ranks_part(results, ranks, args):
+def ranks_part(results, ranks, args, save):
     ops = ["allreduce"] if ranks == 8 else OPS
     sizes = [8] if ranks == 8 else SIZES
     for number in range(args.rounds):
         say(f"{ranks} ranks: round {number + 1} of {args.rounds}")
         one_round(results, ranks, ops, sizes, args.seconds)
+        save()
 
 
 def fabric_part(results, args):
@@ -274,13 +275,14 @@ def row(results, ranks, op, size):
     ours = results.get("heddle", ranks, op, size)
     if not ours:
         return None, None
-    variant = results.best_mpi(ranks, op, size)
-    mpi = results.get(variant, ranks, op, size) if variant is not None else []
+    ratios = results.ratios(ranks, op, size)
+    place = max(ratios, key=lambda at: len(ratios[at])) if ratios else None  # times are shown at one distance
+    variant = results.best_mpi(ranks, op, size, place)
+    mpi = results.get(variant, ranks, op, size, place) if variant is not None else []
     gloo = results.get("gloo", ranks, op, size)
     limits = target(ranks, op, size) if isinstance(ranks, int) else (None, 1.0 if size == 8 else None)
-    ratios = results.ratios(ranks, op, size)
     slow = statistics.median(gloo) if gloo else 0
-    cells = [str(ranks), op, size_text(size), time_text(statistics.median(ours)),
+    cells = [str(ranks), op, size_text(size), time_text(statistics.median(results.get("heddle", ranks, op, size, place))),
              time_text(statistics.median(mpi)) if mpi else "-",
              ("cma" if variant[0] else "copy") + (", yield" if variant[1] else "") if mpi else "-",
              *ratio_cells(sum(ratios.values(), []), limits[0]), by_distance(results, ratios, limits[0]),
@@ -389,7 +391,7 @@ def main():
 
 
 def report(state, machine):
-    """Written after every part, so that an interrupted run keeps what it has."""
+    """Written after every round and part, so that an interrupted run keeps what it has."""
     text = table(state["results"], state["parts"], state["rates"], state["start"], machine)
     (OUT / "table.md").write_text(text, encoding="utf-8")
     kept = [{"peer": "openmpi" if isinstance(key[0], tuple) else key[0],
@@ -415,7 +417,7 @@ def run_parts(only, args, machine):
             if part == "fabric":
                 state["rates"] = fabric_part(state["results"], args)
             else:
-                ranks_part(state["results"], part, args)
+                ranks_part(state["results"], part, args, lambda: report(state, machine))
         text = report(state, machine)
     plot(state["results"], state["parts"])
     print(text)
