@@ -57,8 +57,13 @@ static enum hdl_status open_remotes(struct group_arena *arena,
         enum hdl_status status =
             net_remote_open(group->engine->net, note->handle, note->length,
                             NET_READ | NET_WRITE | NET_GROUP, &arena->remote[r]);
-        if (status != HDL_OK)
+        /* It has been removed meanwhile and took its arena back. */
+        if (status == HDL_EINVAL)
+            status = HDL_EPEER;
+        if (status != HDL_OK) {
+            base_fail_append(" (opening the arena of rank %u)", r);
             return status;
+        }
         net_remote_write_as(arena->remote[r], group->rank, &group->writers[group->rank]);
     }
     return HDL_OK;
