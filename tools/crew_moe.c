@@ -20,6 +20,8 @@ enum { TOKENS = 3, TOP_K = 2, HIDDEN = 8, TURN = 4096 };
 static struct hdl_moe *moe;
 static float rows[2 * CREW_RANKS_MAX * CREW_RANKS_MAX * TOKENS * HIDDEN];
 static uint64_t steps, incomplete;
+/* All ranks make the same steps since a link; who fails in one makes no more. */
+static bool linked;
 
 static float element(int rank, uint64_t number, int token, int i)
 {
@@ -35,15 +37,21 @@ static int expert_of(int rank, uint64_t number, int token, int k, int experts)
 
 enum hdl_status crew_moe_link(struct hdl_group *group, int ranks)
 {
-    if (moe)
-        return hdl_moe_update(moe, NULL, NULL);
+    linked = false;
+    if (moe) {
+        enum hdl_status status = hdl_moe_update(moe, NULL, NULL);
+        linked = status == HDL_OK;
+        return status;
+    }
     struct hdl_moe_opts opts = {.size = sizeof(opts),
                                 .num_experts = 2 * ranks,
                                 .top_k = TOP_K,
                                 .hidden = HIDDEN,
                                 .max_tokens = TOKENS,
                                 .dtype = HDL_F32};
-    return hdl_moe_create(group, &opts, &moe);
+    enum hdl_status status = hdl_moe_create(group, &opts, &moe);
+    linked = status == HDL_OK;
+    return status;
 }
 
 void crew_moe_close(void)
@@ -100,8 +108,9 @@ enum hdl_status crew_moe_step(int rank, int ranks, uint64_t number, const char *
     int32_t ids[TOKENS * TOP_K], counts[2];
     uint8_t missing[TOKENS] = {0};
     struct hdl_moe_handle handle;
-    if (!moe)
+    if (!moe || !linked)
         return HDL_OK;
+    linked = false;
     for (int t = 0; t < TOKENS; t++) {
         for (int i = 0; i < HIDDEN; i++)
             tokens[t * HIDDEN + i] = element(rank, number, t, i);
@@ -138,6 +147,7 @@ enum hdl_status crew_moe_step(int rank, int ranks, uint64_t number, const char *
         if ((missing[t] && combined == HDL_OK) ||
             !is_sum(sums + t * HIDDEN, rank, number, t, 2 * ranks, missing[t]))
             *wrong = "a sum of combine";
+    linked = true;
     steps++;
     incomplete += status != HDL_OK || combined != HDL_OK;
     return HDL_OK;
