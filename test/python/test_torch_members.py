@@ -302,8 +302,8 @@ def test_short_outputs() -> None:
             tree.result(pid)
 
 
-def stopped(port: int, rank: int) -> str:
-    """Rank 1 is stopped until the others count it as dead: its pending wait() does not raise, its next call does."""
+def stopped(port: int, rank: int, at_once: bool) -> str:
+    """Rank 1 is stopped until rank 0 counts it as dead: its pending wait() does not raise, its next call does."""
     os.environ["HEDDLE_DEAD_AFTER"] = "500ms"
     group = join(port, rank, 2)
     dist.barrier()
@@ -316,8 +316,10 @@ def stopped(port: int, rank: int) -> str:
     while True:
         t = torch.ones(4)
         try:
-            work = group.allreduce([t])
-            work.wait()
+            if at_once:
+                dist.all_reduce(t)
+            else:
+                group.allreduce([t]).wait()
         except RuntimeError as error:
             assert "FENCED" in str(error)
             break
@@ -326,10 +328,11 @@ def stopped(port: int, rank: int) -> str:
     return "back"
 
 
-def test_a_stopped_rank_comes_back() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stopped_rank_comes_back(at_once: bool) -> None:
     with Tree() as tree:
         tree.serve()
-        pids = [tree.fork(f"rank {rank}", stopped, tree.port, rank) for rank in range(2)]
+        pids = [tree.fork(f"rank {rank}", stopped, tree.port, rank, at_once) for rank in range(2)]
         time.sleep(0.7)
         os.kill(pids[1], signal.SIGSTOP)
         time.sleep(2)

@@ -154,6 +154,8 @@ class Finished(Work):
             detail = (lib.hdl_error_detail() or b"").decode(errors="replace")
             failed = read_mask(lib.hdl_last_failed, group.capacity)
         self._conclude(status, detail, failed, after)
+        if status == Status.EFENCED:  # before the call or in it: nobody could ask a work which
+            self._error = _error.make(status, f"{name}: {detail}", failed)
 
 
 class Pending(Work):
