@@ -116,6 +116,7 @@ static void carry_out(struct host *host, struct ctl_action *action)
             base_log_warn(host->env, "coordinator lost: %s",
                           action->text ? action->text : "connection closed");
         host_set_stage(host, HOST_LOST, HDL_ECOORD, action->text);
+        host_watches_coordinator_lost(host);
         break;
     case CTL_DO_WATCH:
         host_watch_start(host, action->rank_epoch, action->pid, action->text);

@@ -208,6 +208,9 @@ uint32_t host_hub_num_live(const struct host *host);
 void host_watch_start(struct host *host, uint64_t rank_epoch, int32_t pid,
                       const char *name);
 void host_watch_stop(struct host *host, uint64_t rank_epoch);
+/* Tells of neighbours that said goodbye before the loss was noticed here: perhaps nobody
+ * else can. */
+void host_watches_coordinator_lost(struct host *host);
 void host_watches_close(struct host *host);
 size_t host_watches_describe(struct host *host, char *text, size_t room, size_t used);
 

@@ -30,6 +30,7 @@ struct host_watch {
     char name[HOST_SOCKET_NAME_BYTES];
     struct host_conn *conn;
     bool goodbye;
+    bool ended;
     bool told;
     int retries;
     uv_timer_t retry;
@@ -59,6 +60,7 @@ static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
 {
     /* Without a coordinator nobody else tells the groups that a rank has gone. */
     bool excused = watch->goodbye && watch->host->stage != HOST_LOST;
+    watch->ended = true;
     if (excused || watch->told)
         return;
     watch->told = true;
@@ -67,6 +69,16 @@ static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)
     base_log_info(watch->host->env, "process of rank epoch %llx has ended",
                   (unsigned long long)watch->rank_epoch);
     report_end(watch);
+}
+
+void host_watches_coordinator_lost(struct host *host)
+{
+    base_list_each(node, after, &host->watches)
+    {
+        struct host_watch *watch = base_container_of(node, struct host_watch, node);
+        if (watch->ended)
+            tell_exit(watch, &host->num_closes);
+    }
 }
 
 static void connect_watch(struct host_watch *watch);
