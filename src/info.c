@@ -11,6 +11,7 @@
 #include "base/config.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "gpu/kernels.h"
 #include "group/reduce.h"
 #include "group/table.h"
 #include "heddle.h"
@@ -87,6 +88,16 @@ static void add_machine(struct text *text)
     add(text, "}");
 }
 
+/* What the kernels in this build were compiled for, whether or not there is a GPU here.
+ */
+static void add_kernels(struct text *text)
+{
+    bool any = gpu_kernels_architectures[0] != 0;
+    add(text, "\"gpu\":{\"compiled_for\":");
+    add_string(text, any ? gpu_kernels_architectures : "nothing: built without nvcc");
+    add(text, "}");
+}
+
 static void add_algorithms(struct text *text)
 {
     add(text, "\"algorithms\":[");
@@ -146,6 +157,8 @@ enum hdl_status hdl_info(char *json, size_t *length)
     add_machine(&text);
     add(&text, ",\"transports\":");
     add_part(&text, &env, net_describe);
+    add(&text, ",");
+    add_kernels(&text);
     add(&text, ",");
     add_algorithms(&text);
     add(&text, ",");

@@ -112,8 +112,10 @@ static void run_step(struct hdl_moe *m, const uint8_t *data, size_t size)
         .size = sizeof(result), .rows = rows, .missing = missing};
     void *buffer = NULL;
     if (hdl_moe_dispatch(m, &t, &r, NULL, &handle) >= HDL_OK) {
-        memcpy(&other, data, sizeof(other) < size ? sizeof(other) : 0);
-        if (size > sizeof(other) &&
+        other = handle; /* with some bits turned over */
+        for (size_t i = 0; i < sizeof(other) && i < size; i++)
+            ((uint8_t *)&other)[i] ^= data[i];
+        if (memcmp(&other, &handle, sizeof(other)) != 0 &&
             hdl_moe_combine(m, &other, &o, &result, NULL) == HDL_OK)
             abort(); /* a handle that nobody made */
         if (hdl_moe_next_combine_buffer(m, &handle, &buffer) == HDL_OK) {

@@ -155,7 +155,7 @@ def test_info():
     info = json.loads(done.stdout)
     check(isinstance(info, dict) and info, "an object", done)
     text = heddle("info").stdout
-    for word in ("version", "transports", "shm", "fabric", "self"):
+    for word in ("version", "transports", "shm", "fabric", "self", "compiled_for"):
         check(word in text and word in done.stdout, f"'{word}' in info", done)
     knobs = [json.loads(line) for line in heddle("info", "--env", "--json").stdout.splitlines()]
     check("HEDDLE_LOG" in [knob["name"] for knob in knobs], "knobs")
