@@ -69,9 +69,8 @@ static enum hdl_status open_remotes(struct group_arena *arena,
     return HDL_OK;
 }
 
-/* All ranks learn whether all could: a rank that failed must not leave the others
- * waiting. */
-static enum hdl_status agree(struct hdl_group *group, enum hdl_status own)
+enum hdl_status group_agree(struct hdl_group *group, enum hdl_status own,
+                            const char *what)
 {
     int32_t mine = own, all = HDL_OK;
     char text[BASE_DETAIL_BYTES];
@@ -80,12 +79,11 @@ static enum hdl_status agree(struct hdl_group *group, enum hdl_status own)
         hdl_allreduce(group, &mine, &all, 1, HDL_I32, HDL_MIN, NULL, NULL);
     if (own != HDL_OK)
         return base_fail(own, "%s", text);
-    if (status < 0)
+    if (status < HDL_OK)
         return status;
-    return all == HDL_OK
-               ? HDL_OK
-               : base_fail((enum hdl_status)all, "arena: another rank failed with %s",
-                           base_status_name((enum hdl_status)all));
+    return all == HDL_OK ? HDL_OK
+                         : base_fail(HDL_EPEER, "%s: another rank failed with %s", what,
+                                     base_status_name((enum hdl_status)all));
 }
 
 static enum hdl_status exchange(struct group_arena *arena, size_t bytes,
@@ -96,7 +94,8 @@ static enum hdl_status exchange(struct group_arena *arena, size_t bytes,
         hdl_allgather(arena->group, mine, notes, sizeof(*mine), HDL_U8, NULL, NULL);
     if (status < 0)
         return status;
-    return agree(arena->group, made != HDL_OK ? made : open_remotes(arena, notes, bytes));
+    return group_agree(
+        arena->group, made != HDL_OK ? made : open_remotes(arena, notes, bytes), "arena");
 }
 
 enum hdl_status group_arena_create(struct hdl_group *group, size_t bytes,

@@ -370,6 +370,11 @@ bool group_rank_active(struct hdl_group *group, uint32_t rank);
  * awake. */
 void group_ring(struct hdl_group *group, uint32_t rank);
 
+/* A collective by which all ranks learn whether all could do `what`: a rank that failed
+ * must not leave the others waiting. HDL_OK, the own failure, or HDL_EPEER. */
+enum hdl_status group_agree(struct hdl_group *group, enum hdl_status own,
+                            const char *what);
+
 /*
  * Symmetric memory: a window of the same size on every rank, open at every peer. Creation
  * is a collective of the group; destroy is local, after the peers stopped using it.

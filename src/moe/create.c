@@ -118,23 +118,6 @@ static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status
     return status;
 }
 
-/* An exchange exists on all ranks or on none. */
-static enum hdl_status agree_on_end(struct hdl_group *group, enum hdl_status own)
-{
-    int32_t mine = own, all = HDL_OK;
-    char text[BASE_DETAIL_BYTES];
-    snprintf(text, sizeof(text), "%s", base_detail());
-    enum hdl_status status =
-        hdl_allreduce(group, &mine, &all, 1, HDL_I32, HDL_MIN, NULL, NULL);
-    if (own != HDL_OK)
-        return base_fail(own, "%s", text);
-    if (status < HDL_OK)
-        return status;
-    return all == HDL_OK ? HDL_OK
-                         : base_fail(HDL_EPEER, "creation failed on another rank with %s",
-                                     base_status_name((enum hdl_status)all));
-}
-
 /* Makes an exchange, the successor of `old` if there is one; the same operations of the
  * group in either case, so that a new member's creation meets the others' update. */
 static enum hdl_status make(struct hdl_group *group, const struct hdl_moe_opts *opts,
@@ -159,7 +142,11 @@ static enum hdl_status make(struct hdl_group *group, const struct hdl_moe_opts *
             moe_config_free(env, &config);
         return status;
     }
-    status = agree_on_end(group, moe_exchange_create(env, &config, peers, made));
+    if (!peers)
+        moe_config_free(env, &config);
+    status = group_agree(
+        group, peers ? moe_exchange_create(env, &config, peers, made) : HDL_ENOMEM,
+        "exchange"); /* it exists on all ranks or on none */
     if (status != HDL_OK) {
         hdl_moe_destroy(*made);
         return status;

@@ -134,11 +134,10 @@ enum hdl_status moe_peers_group(struct base_env *env, struct hdl_group *group,
     uint8_t **base = base_alloc(env, ranks, sizeof(uint8_t *));
     struct hdl_peer_window **remote = base_alloc(env, ranks, sizeof(*remote));
     enum hdl_status status = group_arena_create(group, bytes, &arena);
-    if (status == HDL_OK && (!p || !base || !remote)) {
-        status = HDL_ENOMEM;
-        group_arena_destroy(arena);
-    }
-    if (status != HDL_OK) {
+    *out = NULL;
+    if (status != HDL_OK || !p || !base || !remote) {
+        if (status == HDL_OK)
+            group_arena_destroy(arena);
         base_free(env, (void *)remote);
         base_free(env, (void *)base);
         base_free(env, p);
