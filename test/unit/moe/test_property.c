@@ -23,6 +23,12 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
     return text ? strtoull(text, NULL, 0) : otherwise;
 }
 
+#ifdef __SANITIZE_THREAD__
+enum { TRIALS = 80 };
+#else
+enum { TRIALS = 200 };
+#endif
+
 static struct trial t;
 static pthread_barrier_t meeting;
 
@@ -71,7 +77,7 @@ static size_t count_different(uint64_t *values, size_t n)
 static void test_against_oracle(void **state)
 {
     uint64_t first = from_environment("HEDDLE_TEST_SEED", 1), ran = 0;
-    uint64_t trials = from_environment("HEDDLE_TEST_TRIALS", 200);
+    uint64_t trials = from_environment("HEDDLE_TEST_TRIALS", TRIALS);
     uint64_t *axes = calloc(trials + 1, sizeof(*axes));
     for (uint64_t seed = first; seed < first + trials; seed++) {
         if (!trial_draw(&t, seed))
