@@ -21,11 +21,6 @@ static void must(int condition)
         abort();
 }
 
-static wide up(wide value, wide unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 static wide least(wide a, wide b)
 {
     return a < b ? a : b;
