@@ -804,7 +804,9 @@ struct hdl_moe_received {
  *   HDL_EINVAL      T > M, NULL data with T > 0, an id < -1 or >= E (token, position and
  *                   value are named), own rank masked, no weights without late_weights.
  *                   Peers were told; the step is over on all ranks, the next one works
- *   HDL_EPEER       a peer refused its arguments so; it and its values are named
+ *   HDL_EPEER       a peer refused its arguments so; it and its values are named. Or,
+ *                   with dp_size and replicas: another rank with the same tokens counts
+ *                   on other ranks (masks, losses); both are named. The step is over
  *   HDL_ESTALE      (recv) the handle was used, or is older than an update
  *   HDL_EINVAL      (recv) the handle is of another exchange or of none; rows to receive
  *                   into are NULL. The step stays open

@@ -272,8 +272,9 @@ static void copy_group(struct trial *t, int step, uint32_t rank)
 /* Everybody masks the same ranks among the others. */
 static void draw_masks(struct trial *t, int step)
 {
-    uint64_t out = t->config.shape.dp == 1 ? pick(t, UINT64_C(1) << t->ranks) : 0;
-    t->masked[step] = t->config.shape.dp == 1 && pick(t, 4) == 0;
+    bool may = t->config.shape.dp == 1 || t->config.map.replicas == 1;
+    uint64_t out = pick(t, UINT64_C(1) << t->ranks);
+    t->masked[step] = may && pick(t, 4) == 0;
     for (uint32_t r = 0; r < t->ranks; r++) {
         for (uint32_t p = 0; p < t->ranks; p++)
             t->active[step][r][p] = p == r || (out >> p & 1) == 0;
