@@ -57,8 +57,8 @@ struct moe_peers_ops {
 struct base_env;
 struct hdl_group;
 
-/* Arenas of `bytes` on all ranks of a group; a collective of it, which fails on all alike.
- * *peers is NULL if only this rank lacks memory. */
+/* Arenas of `bytes` on all ranks of a group; a collective of it, which fails on all
+ * alike. *peers is NULL if only this rank lacks memory. */
 enum hdl_status moe_peers_group(struct base_env *env, struct hdl_group *group,
                                 size_t bytes, struct moe_peers **peers);
 
