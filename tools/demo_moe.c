@@ -31,8 +31,14 @@ enum {
     EXPERTS_PER_RANK = 4,
     TOKENS = 64, /* of a rank in a step, at most */
     STEPS = 6,
+    BARS_MOST = 64,
+    BARS_TEXT = 9, /* width of their heading */
     ROW = HIDDEN * 2
 };
+
+/* Sums and maxima over the ranks, for the line of a step. */
+enum { SENT, LEAST, WRONG, ALL_TOKENS, NUM_SUMS };
+enum { DISPATCH_NS, EXPERTS_NS, COMBINE_NS, NUM_TIMES };
 
 #ifndef HEDDLE_DEMO_TEXT
 #define HEDDLE_DEMO_TEXT "README.md"
@@ -55,12 +61,8 @@ struct demo_moe {
     int32_t counts[EXPERTS_PER_RANK];
     int64_t *per_expert, *total; /* [experts] of the step, of all steps */
     int *owner;                  /* [experts] */
-    int64_t wrong;
+    int64_t all[NUM_SUMS];       /* of all steps */
 };
-
-/* Sums and maxima over the ranks, for the line of a step. */
-enum { SENT, LEAST, WRONG, ALL_TOKENS, NUM_SUMS };
-enum { DISPATCH_NS, EXPERTS_NS, COMBINE_NS, NUM_TIMES };
 
 static int broken(const struct demo_moe *d, const char *what, enum hdl_status status)
 {
@@ -71,10 +73,16 @@ static int broken(const struct demo_moe *d, const char *what, enum hdl_status st
 /* ------------------------------------------------------------------------------ tokens
  */
 
-/* The words of this rank in a step; each step another rank has none. */
+/* The rank that has no tokens in a step, -1 if there is only one rank. */
+static int idle_rank(const struct demo_moe *d, int step)
+{
+    return d->ranks > 1 ? step % d->ranks : -1;
+}
+
+/* The words of this rank in a step. */
 static int tokens_of(const struct demo_moe *d, int step)
 {
-    if (d->ranks > 1 && step % d->ranks == d->rank)
+    if (d->rank == idle_rank(d, step))
         return 0;
     return TOKENS - 8 * ((d->rank + step) % 3);
 }
@@ -184,23 +192,43 @@ static const char *block(int64_t value, int64_t most)
     return blocks[value == 0 || most == 0 ? 0 : 1 + (value * 7 + most / 2) / most];
 }
 
-static int64_t largest(const int64_t *values, int n)
+/* Bars of the experts; of the ranks if there are too many experts for a line. */
+static int num_bars(const struct demo_moe *d)
+{
+    return d->experts <= BARS_MOST ? d->experts : d->ranks;
+}
+
+static int64_t bar_of(const struct demo_moe *d, const int64_t *per_expert, int bar)
+{
+    int each = d->experts / num_bars(d);
+    int64_t sum = 0;
+    for (int e = bar * each; e < (bar + 1) * each; e++)
+        sum += per_expert[e];
+    return sum;
+}
+
+static int64_t largest_bar(const struct demo_moe *d, const int64_t *per_expert)
 {
     int64_t most = 0;
-    for (int i = 0; i < n; i++)
-        most = values[i] > most ? values[i] : most;
+    for (int i = 0; i < num_bars(d); i++) {
+        int64_t value = bar_of(d, per_expert, i);
+        most = value > most ? value : most;
+    }
     return most;
 }
 
 static void print_step(const struct demo_moe *d, int step, const int64_t *sums,
                        const int64_t *times)
 {
-    char text[5][32];
-    int64_t most = largest(d->per_expert, d->experts);
-    printf("%4d  %6" PRId64 "  ", step + 1, sums[ALL_TOKENS]);
-    for (int e = 0; e < d->experts; e++)
-        fputs(block(d->per_expert[e], most), stdout);
-    printf("  %10s of %10s  %10s %10s %10s  %s\n",
+    char text[5][32], idle[16] = "-";
+    int64_t most = largest_bar(d, d->per_expert);
+    if (idle_rank(d, step) >= 0)
+        snprintf(idle, sizeof(idle), "%d", idle_rank(d, step));
+    printf("%4d  %6" PRId64 "  %4s  ", step + 1, sums[ALL_TOKENS], idle);
+    for (int i = 0; i < num_bars(d); i++)
+        fputs(block(bar_of(d, d->per_expert, i), most), stdout);
+    printf("%*s  %9s  %9s  %9s %9s %9s  %s\n",
+           num_bars(d) < BARS_TEXT ? BARS_TEXT - num_bars(d) : 0, "",
            tool_bytes_text(text[0], 32, (uint64_t)sums[SENT]),
            tool_bytes_text(text[1], 32, (uint64_t)sums[LEAST]),
            tool_time_text(text[2], 32, (double)times[DISPATCH_NS] / 1e3),
@@ -240,7 +268,8 @@ static int run_step(struct demo_moe *d, int step)
     }
     if (rows != sums[ALL_TOKENS] * TOP_K)
         sums[WRONG]++;
-    d->wrong += sums[WRONG];
+    for (int i = 0; i < NUM_SUMS; i++)
+        d->all[i] += sums[i];
     if (d->rank == 0)
         print_step(d, step, sums, times);
     return TOOL_OK;
@@ -251,25 +280,43 @@ static int run_step(struct demo_moe *d, int step)
 
 static void print_head(const struct demo_moe *d)
 {
+    const char *bars = num_bars(d) == d->experts ? "by expert" : "by rank";
     printf(
-        "A mixture-of-experts layer over the words of %s (%zu): %d experts on %d ranks, "
-        "each\nword goes to the best %d, rows of %d bf16. Each step one rank has no "
-        "words.\n\n",
-        d->path, d->text.num_words, d->experts, d->ranks, TOP_K, HIDDEN);
-    printf("step  tokens  %-*s  %24s  %10s %10s %10s  %s\n", d->experts, "by expert",
-           "bytes moved of the least", "dispatch", "experts", "combine", "checked");
+        "Tokens are the words of %s (%zu). A mixture-of-experts layer with %d experts, "
+        "%d\non each of %d rank%s, sends each to its best %d and sums what comes back; "
+        "rows of %d bf16.%s\n\n",
+        d->path, d->text.num_words, d->experts, EXPERTS_PER_RANK, d->ranks,
+        d->ranks == 1 ? "" : "s", TOP_K, HIDDEN,
+        d->ranks > 1 ? "\nIn each step one rank, idle, has no tokens." : "");
+    printf("step  tokens  idle  %-*s  %9s  %9s  %9s %9s %9s  %s\n",
+           num_bars(d) > BARS_TEXT ? num_bars(d) : BARS_TEXT, bars, "moved", "least",
+           "dispatch", "experts", "combine", "checked");
 }
 
-static void print_chart(const struct demo_moe *d)
+static void print_end(const struct demo_moe *d)
 {
-    int64_t most = largest(d->total, d->experts);
-    printf("\ntokens of each expert, all steps\n");
-    for (int e = 0; e < d->experts; e++) {
-        printf("%4d on rank %d %6" PRId64 "  ", e, e / EXPERTS_PER_RANK, d->total[e]);
-        for (int64_t i = 0; most > 0 && i < (d->total[e] * 40 + most - 1) / most; i++)
+    char text[2][32];
+    int64_t most = largest_bar(d, d->total);
+    int each = d->experts / num_bars(d);
+    printf("\ntokens of each %s, all steps\n", each == 1 ? "expert" : "rank");
+    for (int i = 0; i < num_bars(d); i++) {
+        int64_t value = bar_of(d, d->total, i);
+        if (each == 1)
+            printf("%4d on rank %-3d", i, i / EXPERTS_PER_RANK);
+        else
+            printf("%4d", i);
+        printf(" %6" PRId64 "  ", value);
+        for (int64_t c = 0; most > 0 && c < (value * 40 + most - 1) / most; c++)
             putchar('#');
         putchar('\n');
     }
+    printf("\nmoved between ranks %s, the least that is possible %s: a row for each rank "
+           "that needs\nit, and a sum back. Times are of the slowest rank. %" PRId64
+           " of %" PRId64 " outputs equal in all bits those\nof the same layer in one "
+           "process.\n",
+           tool_bytes_text(text[0], 32, (uint64_t)d->all[SENT]),
+           tool_bytes_text(text[1], 32, (uint64_t)d->all[LEAST]),
+           d->all[ALL_TOKENS] - d->all[WRONG], d->all[ALL_TOKENS]);
 }
 
 static int run_steps(struct demo_moe *d)
@@ -280,12 +327,11 @@ static int run_steps(struct demo_moe *d)
     for (int step = 0; step < STEPS && code == TOOL_OK; step++)
         code = run_step(d, step);
     if (code != TOOL_OK || d->rank != 0)
-        return code != TOOL_OK || d->wrong ? TOOL_FAILED : TOOL_OK;
-    if (d->experts <= 64)
-        print_chart(d);
-    if (d->wrong)
+        return code != TOOL_OK || d->all[WRONG] ? TOOL_FAILED : TOOL_OK;
+    print_end(d);
+    if (d->all[WRONG])
         return tool_failed("%" PRId64 " outputs differ from the layer in one process",
-                           d->wrong);
+                           d->all[WRONG]);
     printf("\ndemo ok\n");
     return TOOL_OK;
 }
@@ -381,8 +427,11 @@ int command_demo(int argc, char **argv)
     if (elastic && (words || launch.ranks < 2 || launch.ranks > 64))
         return tool_usage_error("demo --elastic is the layer on 2 to 64 ranks");
     demo.path = first < argc ? argv[first] : default_path();
-    if (!launch_is_rank())
-        return launch_self(argc, argv, launch);
+    if (!launch_is_rank()) { /* a file without words is refused once, not by all ranks */
+        int result = demo_text_open(&demo.text, demo.path);
+        demo_text_close(&demo.text);
+        return result == TOOL_OK ? launch_self(argc, argv, launch) : result;
+    }
     if (elastic)
         return command_demo_elastic(demo.path);
     return words ? command_demo_words(demo.path) : run_rank(&demo);

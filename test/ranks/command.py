@@ -135,18 +135,19 @@ def test_perf():
 
 
 def test_demo():
-    done = heddle("demo")
-    check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo", done)
-    done = heddle("demo", "-n", 3, __file__)
-    check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of a file", done)
+    for args in ([], ["-n", 3, __file__], ["-n", 1], ["-n", 7], ["--words"], [HEDDLE]):  # the last is binary
+        done = heddle("demo", *args)
+        check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", f"demo {args}", done)
+    with tempfile.NamedTemporaryFile() as empty:
+        for path in (empty.name, "/nonsense", "/tmp"):
+            done = heddle("demo", path)
+            check(done.returncode == 1 and done.stderr.count("\n") == 1 and path in done.stderr,
+                  f"demo of {path} is refused in one line", done)
     done = heddle("demo", "--elastic")
     check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of a loss", done)
     for word in ("whole again", "at work", "ranks 012-", "ranks 0123"):
         check(word in done.stdout, f"'{word}' in the elastic demo", done)
     check(heddle("demo", "--elastic", "-n", 1).returncode == 2, "nobody is left")
-    done = heddle("demo", "--words")
-    check(done.returncode == 0 and done.stdout.splitlines()[-1] == "demo ok", "demo of words", done)
-    check(heddle("demo", "/nonsense").returncode == 1, "demo of a file that is not there")
 
 
 def test_info():
