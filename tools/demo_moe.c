@@ -287,7 +287,7 @@ static void print_head(const struct demo_moe *d)
         "rows of %d bf16.%s\n\n",
         d->path, d->text.num_words, d->experts, EXPERTS_PER_RANK, d->ranks,
         d->ranks == 1 ? "" : "s", TOP_K, HIDDEN,
-        d->ranks > 1 ? "\nIn each step one rank, idle, has no tokens." : "");
+        d->ranks > 1 ? "\nEach step one rank, idle, has no tokens." : "");
     printf("step  tokens  idle  %-*s  %9s  %9s  %9s %9s %9s  %s\n",
            num_bars(d) > BARS_TEXT ? num_bars(d) : BARS_TEXT, bars, "moved", "least",
            "dispatch", "experts", "combine", "checked");
