@@ -305,7 +305,7 @@ static void take_rows(struct hdl_moe *m, struct moe_lane *lane,
         m->pending[r] = s->state == MOE_SOURCE_CAME && s->count > 0;
         left += m->pending[r];
         if (s->state == MOE_SOURCE_CAME && s->count == 0)
-            s->state = MOE_SOURCE_TAKEN;
+            take_source(m, lane, r, out, call); /* was it the header of this step? */
     }
     while (left > 0) {
         w.ready = UINT32_MAX;
