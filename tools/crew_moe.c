@@ -2,6 +2,7 @@
 /* Steps of a mixture-of-experts exchange whose rows say who made them, and when. */
 #include "tools/crew_moe.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,7 +20,9 @@ enum { TOKENS = 3, TOP_K = 2, HIDDEN = 8, TURN = 4096 };
 
 static struct hdl_moe *moe;
 static float rows[2 * CREW_RANKS_MAX * CREW_RANKS_MAX * TOKENS * HIDDEN];
+static int32_t source_token[2 * CREW_RANKS_MAX * TOKENS];
 static uint64_t steps, incomplete;
+static char problem[128];
 /* All ranks make the same steps since a link; who fails in one makes no more. */
 static bool linked;
 
@@ -66,20 +69,41 @@ void crew_moe_count(uint64_t *all, uint64_t *lacking)
     *lacking = incomplete;
 }
 
-/* A row that came for an expert, which it then makes its output; false if it is none of
- * this step. */
-static bool take_row(float *row, uint64_t number, int ranks, int expert)
+/* Is it the row of that token of its source in this step, and meant for the expert? */
+static bool is_row(const float *row, uint64_t number, int ranks, int token, int expert)
 {
-    int source = (int)row[0], token = (int)row[2];
+    int source = (int)row[0];
     bool sound = source >= 0 && source < ranks && token >= 0 && token < TOKENS;
     for (int i = 0; sound && i < HIDDEN; i++)
         sound = row[i] == element(source, number, token, i);
     bool chosen = false;
     for (int k = 0; sound && k < TOP_K; k++)
         chosen |= expert_of(source, number, token, k, 2 * ranks) == expert;
+    return chosen;
+}
+
+static bool is_zero(const float *row)
+{
+    for (int i = 0; i < HIDDEN; i++)
+        if (row[i] != 0)
+            return false;
+    return true;
+}
+
+/* A row of an expert, which it then makes its output. Its source may be lost between its
+ * header and this row: the place is then empty, and the call says that something lacks.
+ */
+static void take_row(float *row, uint64_t number, int ranks, int token, int expert,
+                     enum hdl_status status)
+{
+    bool lacks = token == -1 && status == HDL_INCOMPLETE;
+    if (lacks ? !is_zero(row) : !is_row(row, number, ranks, token, expert))
+        snprintf(problem, sizeof(problem),
+                 "dispatch %s: token %d of expert %d is %g of %g, token %g",
+                 hdl_status_name(status), token, expert, (double)row[0], (double)row[1],
+                 (double)row[2]);
     for (int i = 0; i < HIDDEN; i++)
         row[i] *= (float)(expert + 1);
-    return chosen;
 }
 
 /* All contributions, or some of them if the token is said to lack one. */
@@ -126,17 +150,21 @@ enum hdl_status crew_moe_step(int rank, int ranks, uint64_t number, const char *
                                         .topk_ids = ids,
                                         .weights = weights,
                                         .num_tokens = TOKENS};
-    struct hdl_moe_received got = {.size = sizeof(got), .rows = rows, .counts = counts};
+    struct hdl_moe_received got = {.size = sizeof(got),
+                                   .rows = rows,
+                                   .counts = counts,
+                                   .source_token = source_token};
     memset(rows, 0xff, sizeof(rows));
+    problem[0] = 0;
     enum hdl_status status = hdl_moe_dispatch(moe, &give, &got, &call, &handle);
     if (status < 0)
         return status;
-    size_t stride = (size_t)ranks * TOKENS * HIDDEN;
-    for (int e = 0; e < 2; e++)
-        for (int i = 0; i < counts[e]; i++)
-            if (!take_row(rows + (size_t)e * stride + (size_t)i * HIDDEN, number, ranks,
-                          2 * rank + e))
-                *wrong = "a row that dispatch delivered";
+    for (int e = 0; e < 2; e++) {
+        int first = e * ranks * TOKENS;
+        for (int i = first; i < first + counts[e]; i++)
+            take_row(rows + (size_t)i * HIDDEN, number, ranks, source_token[i],
+                     2 * rank + e, status);
+    }
     const struct hdl_moe_outputs out = {.size = sizeof(out), .rows = rows};
     const struct hdl_moe_result result = {
         .size = sizeof(result), .rows = sums, .missing = missing};
@@ -146,7 +174,11 @@ enum hdl_status crew_moe_step(int rank, int ranks, uint64_t number, const char *
     for (int t = 0; t < TOKENS; t++)
         if ((missing[t] && combined == HDL_OK) ||
             !is_sum(sums + t * HIDDEN, rank, number, t, 2 * ranks, missing[t]))
-            *wrong = "a sum of combine";
+            snprintf(problem, sizeof(problem), "combine %s: sum of token %d is %g of %g",
+                     hdl_status_name(combined), t, (double)sums[t * HIDDEN],
+                     (double)sums[t * HIDDEN + 1]);
+    if (problem[0])
+        *wrong = problem;
     linked = true;
     steps++;
     incomplete += status != HDL_OK || combined != HDL_OK;

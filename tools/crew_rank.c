@@ -257,10 +257,12 @@ static enum hdl_status exchange_step(uint64_t number)
         status = crew_moe_link(self.group, self.ranks);
     else if (number % MOE_STEP == 0)
         status = crew_moe_step(self.rank, self.ranks, number, &wrong);
-    if (wrong || status == HDL_EINVAL || status == HDL_ECONFIG || status == HDL_EORDER ||
-        status == HDL_EINTERNAL)
+    if (wrong)
+        say(CREW_WRONG, "exchange at %lu: %.80s", (unsigned long)number, wrong);
+    else if (status == HDL_EINVAL || status == HDL_ECONFIG || status == HDL_EORDER ||
+             status == HDL_EINTERNAL)
         say(CREW_WRONG, "exchange at %lu: %s: %.70s", (unsigned long)number,
-            hdl_status_name(status), wrong ? wrong : hdl_error_detail());
+            hdl_status_name(status), hdl_error_detail());
     return status == HDL_ENOTMEMBER || status == HDL_EFENCED || status == HDL_ECOORD
                ? status
                : HDL_OK;
