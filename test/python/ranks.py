@@ -138,6 +138,13 @@ def join(
     return dist.group.WORLD
 
 
+def end_together(port: int, count: int) -> None:
+    """Returns when `count` ranks are here: who ends before is lost to the others, with rank 0 the coordinator too."""
+    store = dist.TCPStore("127.0.0.1", port, None, False)
+    store.add("ended", 1)
+    until(lambda: store.add("ended", 0) >= count)
+
+
 def _world(port: int, rank: int, size: int, options: Any, target: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     torch.set_num_threads(1)
     join(port, rank, size, options)

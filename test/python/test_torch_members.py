@@ -18,7 +18,7 @@ import torch.distributed as dist
 import heddle
 from heddle.torch import _members, _options
 from mooncake import ep, pg
-from ranks import Tree, join, raises, run, until
+from ranks import Tree, end_together, join, raises, run, until
 
 CPU = torch.device("cpu")
 
@@ -183,6 +183,7 @@ def survivor(port: int, rank: int, size: int, flags: tuple[bool, bool]) -> dict[
         seen["deactivated"] = int(pg.deactivate_ranks(group, [1]).status)
     dist.barrier()
     seen["later"] = (*total(group, rank + 1)[:1], hint(total(group, rank + 1)[1]), active(group))
+    end_together(port, 3)
     return seen
 
 
@@ -227,7 +228,7 @@ def roots(port: int, rank: int) -> None:
     out = torch.empty(2)
     dist.reduce_scatter_tensor(out, torch.ones(6))
     assert (out == 2).all()
-    dist.barrier()
+    end_together(port, 2)
 
 
 def test_lost_roots_and_slots_that_stay() -> None:
@@ -266,7 +267,7 @@ def messenger(port: int, rank: int) -> int:
     work = group.send([torch.ones(2)], 1, 5)
     work.wait()
     assert hint(work) == [0, 1, 0] and not pg.get_local_success(work)
-    dist.destroy_process_group()  # rank 0 has the coordinator, and rank 2 may not have heard of the end yet
+    end_together(port, 2)
     return rounds
 
 
@@ -292,6 +293,7 @@ def short(port: int, rank: int) -> None:
     with raises(ValueError, "room for 2 ranks", "[2]"):
         dist.all_gather_into_tensor(out[:4], torch.full((2,), float(rank)))
     assert total(group, 1)[0] == 3
+    end_together(port, 3)
 
 
 def test_short_outputs() -> None:
@@ -314,6 +316,7 @@ def stopped(port: int, rank: int, at_once: bool) -> str:
         until(lambda: all(pg.get_peer_state(group, [1])), 30)
         assert pg.recover_ranks(group, [1]).status == pg.ProposalStatus.Applied
         assert total(group, 1)[0] == 2
+        end_together(port, 2)
         return ""
     while True:
         t = torch.ones(4)
@@ -327,6 +330,7 @@ def stopped(port: int, rank: int, at_once: bool) -> str:
             break
     pg.join_group(group)
     assert total(group, 1)[0] == 2
+    end_together(port, 2)
     return "back"
 
 
@@ -400,6 +404,7 @@ def founder(port: int, rank: int, size: int, capacity: int) -> None:
     assert done.status == pg.ProposalStatus.Applied and done.new_epoch > epoch and done.dropped_ranks == []
     assert dist.get_world_size() == capacity and dist.get_rank() == rank and mirror.tolist() == [1] * capacity
     together(group, capacity)
+    end_together(port, capacity)
 
 
 def newcomer(port: int, rank: int, capacity: int) -> float:
@@ -413,7 +418,9 @@ def newcomer(port: int, rank: int, capacity: int) -> float:
     pg.join_group(group)
     assert active(group) == [1] * capacity
     together(group, capacity)
-    return time.monotonic() - begin
+    took = time.monotonic() - begin
+    end_together(port, capacity)
+    return took
 
 
 def together(group: Any, size: int) -> None:
@@ -446,7 +453,7 @@ def loses_and_takes_back(port: int, rank: int, size: int, lost: int) -> None:
         done = pg.recover_ranks(one, [lost])
         assert done.status == pg.ProposalStatus.Applied, done
     assert total(group, 1)[0] == size and total(sub, 1)[0] == size
-    dist.barrier()
+    end_together(port, size)
 
 
 def replacement(port: int, rank: int, size: int) -> float:
@@ -459,7 +466,7 @@ def replacement(port: int, rank: int, size: int) -> float:
     assert total(group, 1)[0] == size
     took = time.monotonic() - begin
     assert total(sub, 1)[0] == size
-    dist.barrier()
+    end_together(port, size)
     return took
 
 
@@ -511,6 +518,7 @@ def removed_and_gone(port: int, rank: int) -> None:
         sum_, work = total(group, 1)
         assert sum_ == 2 and pg.get_local_success(work)
     assert dist.get_world_size() == 2
+    end_together(port, 2)
 
 
 def test_removed_and_gone() -> None:
@@ -543,6 +551,7 @@ def refused(port: int, rank: int) -> None:
         dist.barrier()
         assert pg.activate_ranks(group, [2]).status == pg.ProposalStatus.Applied
     assert total(group, 1)[0] == 3
+    end_together(port, 3)
 
 
 def test_refusals_are_statuses_and_may_be_tried_again() -> None:
@@ -573,7 +582,7 @@ def begins_small(rank: int, port: int, ready: int) -> None:
     x = torch.tensor([rank + 1], dtype=torch.int32, device="cpu")
     dist.all_reduce(x, op=dist.ReduceOp.SUM)
     assert int(x) == 10
-    dist.barrier()
+    dist.destroy_process_group()
 
 
 def test_a_larger_world_on_the_same_address() -> None:
