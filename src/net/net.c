@@ -79,6 +79,11 @@ void net_destroy(struct net *net)
 {
     if (!net)
         return;
+    struct base_list *node;
+    while ((node = base_list_first(&net->remotes)))
+        net_remote_close(base_container_of(node, struct hdl_peer_window, node));
+    while ((node = base_list_first(&net->windows)))
+        net_window_destroy(base_container_of(node, struct hdl_window, node));
     net_fabric_destroy(net->fabric);
     net_bell_destroy(net);
     pthread_mutex_destroy(&net->lock);

@@ -70,8 +70,8 @@ struct net_opts {
  * NET_FABRIC. */
 enum hdl_status net_create(struct base_env *env, const struct net_exchange *exchange,
                            const struct net_opts *opts, struct net **net);
-/* Waits at most 500 ms for acknowledgements of what was sent. All windows and remotes
- * must be gone. NULL is legal. */
+/* Closes what is left of windows and remotes; waits at most 500 ms for acknowledgements
+ * of what was sent. NULL is legal. */
 void net_destroy(struct net *net);
 /* Provider in use ("tcp;ofi_rxm"), NULL if fabric is off; then the reason. */
 const char *net_fabric_provider(const struct net *net);
