@@ -353,6 +353,8 @@ static void see_closings(struct hdl_group *group)
 bool group_progress(struct hdl_group *group)
 {
     int over = atomic_load_explicit(&group->over, memory_order_acquire);
+    if (over == HDL_PENDING)
+        return false; /* whoever ends it is writing the text */
     if (over != HDL_OK)
         return fail_open(group, (enum hdl_status)over);
     if (atomic_load_explicit(&group->view, memory_order_seq_cst) != group->seen)
