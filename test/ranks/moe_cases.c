@@ -445,54 +445,34 @@ static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_o
                     NULL);
 }
 
+/* Field, its value on rank 1, how both values are named. */
+#define DIFFERENCES(X)                                                                   \
+    X(max_tokens, 8, "4", "8")                                                           \
+    X(num_experts, 16, "8", "16")                                                        \
+    X(hidden, 9, "8", "9")                                                               \
+    X(top_k, 3, "2", "3")                                                                \
+    X(dtype, HDL_BF16, "f32", "bf16")                                                    \
+    X(layout, HDL_MOE_INDEXED, "0", "3")                                                 \
+    X(exact, true, "0", "1")                                                             \
+    X(lanes, 3, "2", "3")                                                                \
+    X(format, HDL_MOE_FP8, "0", "1")                                                     \
+    X(combine_dtype, HDL_F16, "f32", "f16")                                              \
+    X(combine_wire, HDL_MOE_WIRE_FP8, "0", "2")                                          \
+    X(align, 16, "1", "16")                                                              \
+    X(zero_padding, true, "0", "1")                                                      \
+    X(late_weights, true, "0", "1")                                                      \
+    X(dp_size, 2, "1", "2")
+
+#define DIFFER(field, value, value_a, value_b)                                           \
+    b = a;                                                                               \
+    b.field = value;                                                                     \
+    differ_in(#field, a, b, value_a, value_b);
+
 static void disagree(void)
 {
-    struct hdl_moe_opts a = options(8, 2, 8, 4), b = a;
-    b.max_tokens = 8;
-    differ_in("max_tokens", a, b, "4", "8");
-    b = a;
-    b.num_experts = 16;
-    differ_in("num_experts", a, b, "8", "16");
-    b = a;
-    b.hidden = 9;
-    differ_in("hidden", a, b, "8", "9");
-    b = a;
-    b.top_k = 3;
-    differ_in("top_k", a, b, "2", "3");
-    b = a;
-    b.dtype = HDL_BF16;
-    differ_in("dtype", a, b, "f32", "bf16");
-    b = a;
-    b.layout = HDL_MOE_INDEXED;
-    differ_in("layout", a, b, "0", "3");
-    b = a;
-    b.exact = true;
-    differ_in("exact", a, b, "0", "1");
-    b = a;
-    b.lanes = 3;
-    differ_in("lanes", a, b, "2", "3");
-    b = a;
-    b.format = HDL_MOE_FP8;
-    differ_in("format", a, b, "0", "1");
-    b = a;
-    b.combine_dtype = HDL_F16;
-    differ_in("combine_dtype", a, b, "f32", "f16");
-    b = a;
-    b.combine_wire = HDL_MOE_WIRE_FP8;
-    differ_in("combine_wire", a, b, "0", "2");
-    b = a;
-    b.align = 16;
-    differ_in("align", a, b, "1", "16");
-    b = a;
-    b.zero_padding = true;
-    differ_in("zero_padding", a, b, "0", "1");
-    b = a;
-    b.late_weights = true;
-    differ_in("late_weights", a, b, "0", "1");
-    b = a;
-    b.dp_size = 2;
-    differ_in("dp_size", a, b, "1", "2");
     static const int32_t held[4] = {2, 2, 2, 2}, ids_of[8] = {0, 2, 1, 3, 4, 5, 6, 7};
+    struct hdl_moe_opts a = options(8, 2, 8, 4), b;
+    DIFFERENCES(DIFFER)
     b = a;
     b.expert_counts = held;
     b.expert_ids = ids_of;
