@@ -19,15 +19,31 @@ static void run(struct sim_options *options, uint64_t seeds)
     }
 }
 
+/* Each of `faults`, which ends with 0. */
+static void run_each(struct sim_options options, const unsigned *faults, uint64_t seeds)
+{
+    for (; *faults; faults++) {
+        options.faults = *faults;
+        run(&options, seeds);
+    }
+}
+
+/* Lost ranks are removed, or stay active. */
+static void run_policies(struct sim_options options, const unsigned *faults,
+                         uint64_t seeds)
+{
+    for (int manual = 0; manual < 2; manual++) {
+        options.manual = manual != 0;
+        run_each(options, faults, seeds);
+    }
+}
+
 static void test_each_fault_alone(void **state)
 {
-    static const unsigned faults[] = {SIM_KILL, SIM_STOP, SIM_CUT, SIM_SUSPECT};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        struct sim_options options;
-        sim_defaults(&options);
-        options.faults = faults[i];
-        run(&options, 300);
-    }
+    static const unsigned faults[] = {SIM_KILL, SIM_STOP, SIM_CUT, SIM_SUSPECT, 0};
+    struct sim_options options;
+    sim_defaults(&options);
+    run_each(options, faults, 300);
 }
 
 static void test_all_faults_together(void **state)
@@ -36,10 +52,8 @@ static void test_all_faults_together(void **state)
     sim_defaults(&options);
     options.faults = SIM_KILL | SIM_STOP | SIM_CUT | SIM_DELAY | SIM_REORDER;
     options.num_faults = 4;
-    for (uint32_t ranks = 3; ranks <= 8; ranks++) {
-        options.ranks = ranks;
+    for (options.ranks = 3; options.ranks <= 8; options.ranks++)
         run(&options, 60);
-    }
 }
 
 /* Ranks die, leave, are removed, return and are replaced while the others go on. */
@@ -47,102 +61,82 @@ static void test_membership_changes(void **state)
 {
     static const unsigned faults[] = {
         SIM_JOIN, SIM_LEAVE, SIM_KILL | SIM_JOIN | SIM_LEAVE,
-        SIM_KILL | SIM_STOP | SIM_CUT | SIM_DELAY | SIM_REORDER | SIM_JOIN | SIM_LEAVE};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        for (int manual = 0; manual < 2; manual++) {
-            struct sim_options options;
-            sim_defaults(&options);
-            options.capacity = 7;
-            options.ops = 12;
-            options.num_faults = 8;
-            options.manual = manual != 0;
-            options.faults = faults[i];
-            run(&options, 100);
-        }
-    }
+        SIM_KILL | SIM_STOP | SIM_CUT | SIM_DELAY | SIM_REORDER | SIM_JOIN | SIM_LEAVE,
+        0};
+    struct sim_options options;
+    sim_defaults(&options);
+    options.capacity = 7;
+    options.ops = 12;
+    options.num_faults = 8;
+    run_policies(options, faults, 100);
 }
 
 /* A small group that changes all the time: hardly anybody of the first ones is left. */
 static void test_few_ranks_many_changes(void **state)
 {
-    static const unsigned faults[] = {SIM_KILL | SIM_JOIN | SIM_LEAVE, 0x3ff};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        struct sim_options options;
-        sim_defaults(&options);
-        options.ranks = 3;
-        options.capacity = 5;
-        options.ops = 20;
-        options.num_faults = 14;
-        options.faults = faults[i];
-        run(&options, 400);
-    }
+    static const unsigned faults[] = {SIM_KILL | SIM_JOIN | SIM_LEAVE, 0x3ff, 0};
+    struct sim_options options;
+    sim_defaults(&options);
+    options.ranks = 3;
+    options.capacity = 5;
+    options.ops = 20;
+    options.num_faults = 14;
+    run_each(options, faults, 400);
 }
 
 /* Links that stay down: ranks are removed, or in manual policy operations fail on all. */
 static void test_broken_links(void **state)
 {
-    static const unsigned faults[] = {SIM_LINK, SIM_LINK | SIM_KILL, 0x3ff};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        for (int manual = 0; manual < 2; manual++) {
-            struct sim_options options;
-            sim_defaults(&options);
-            options.capacity = 6;
-            options.ops = 10;
-            options.num_faults = 4;
-            options.manual = manual != 0;
-            options.faults = faults[i];
-            run(&options, 100);
-        }
-    }
+    static const unsigned faults[] = {SIM_LINK, SIM_LINK | SIM_KILL, 0x3ff, 0};
+    struct sim_options options;
+    sim_defaults(&options);
+    options.capacity = 6;
+    options.ops = 10;
+    options.num_faults = 4;
+    run_policies(options, faults, 100);
 }
 
 /* The coordinator's process dies and is started again, with all else going on. */
 static void test_the_coordinator_restarts(void **state)
 {
     static const unsigned faults[] = {SIM_RESTART, SIM_RESTART | SIM_KILL,
-                                      SIM_RESTART | SIM_KILL | SIM_JOIN | SIM_LEAVE,
-                                      0xff};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        struct sim_options options;
-        sim_defaults(&options);
-        options.capacity = 6;
-        options.ops = 10;
-        options.num_faults = 6;
-        options.faults = faults[i];
-        run(&options, 150);
-    }
+                                      SIM_RESTART | SIM_KILL | SIM_JOIN | SIM_LEAVE, 0xff,
+                                      0};
+    struct sim_options options;
+    sim_defaults(&options);
+    options.capacity = 6;
+    options.ops = 10;
+    options.num_faults = 6;
+    run_each(options, faults, 150);
 }
 
 /* Parts of the job lose the coordinator's side, in one direction or in both. */
 static void test_partitions(void **state)
 {
-    for (int rank0 = 0; rank0 < 2; rank0++) {
-        struct sim_options options;
-        sim_defaults(&options);
-        options.ranks = 6;
-        options.capacity = 8;
-        options.ops = 10;
-        options.num_faults = 4;
-        options.standalone = rank0 == 0;
-        options.faults = SIM_CUT | SIM_JOIN;
-        run(&options, 300);
-    }
+    struct sim_options options;
+    sim_defaults(&options);
+    options.ranks = 6;
+    options.capacity = 8;
+    options.ops = 10;
+    options.num_faults = 4;
+    options.faults = SIM_CUT | SIM_JOIN;
+    run(&options, 300);
+    options.standalone = true;
+    run(&options, 300);
 }
 
 /* Three groups that share ranks, which have other places in each. */
 static void test_groups_share_ranks(void **state)
 {
     static const unsigned faults[] = {SIM_KILL | SIM_JOIN | SIM_LEAVE, 0xff, 0x3ff};
-    for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
-        for (uint32_t groups = 2; groups <= 3; groups++) {
-            struct sim_options options;
-            sim_defaults(&options);
-            options.ranks = 3 + (uint32_t)i;
-            options.groups = groups;
-            options.num_faults = 5;
-            options.faults = faults[i];
+    struct sim_options options;
+    sim_defaults(&options);
+    options.num_faults = 5;
+    for (uint32_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
+        options.faults = faults[i];
+        options.ranks = 3 + i;
+        for (options.groups = 2; options.groups <= 3; options.groups++)
             run(&options, 100);
-        }
     }
 }
 
