@@ -9,13 +9,18 @@
 
 /* Takes the engine's lock, which group_submit gives back: arrays have the size that the
  * group has at the number that this call gets. A call whose arguments are bad is refused,
- * not dropped: it takes its number, so that the ranks stay in step. */
+ * not dropped: it takes its number, so that the ranks stay in step. Without a group there
+ * is no number to take: `group` is then NULL in the request. */
 static struct group_request begin(struct hdl_group *group, enum group_kind kind,
                                   enum hdl_dtype dtype, size_t count, const void *src,
                                   void *dst)
 {
+    enum hdl_status status = group_check(group);
+    if (status != HDL_OK)
+        return (struct group_request){.refused = status};
     group_engine_lock(group->engine);
-    struct group_request request = {.desc = {.kind = (uint8_t)kind,
+    struct group_request request = {.group = group,
+                                    .desc = {.kind = (uint8_t)kind,
                                              .dtype = (uint8_t)dtype,
                                              .root = -1,
                                              .count = count},
@@ -36,13 +41,16 @@ static void refuse(struct group_request *request, const char *what, size_t value
                                      group_kind_name(request->desc.kind), what, value);
 }
 
-/* `blocks` blocks of desc.count elements must be addressable, and be there if not empty.
- */
-static void check_memory(struct group_request *request, size_t blocks, bool src, bool dst)
+enum blocks { ONE_BLOCK, BLOCK_PER_SLOT };
+
+/* Blocks of desc.count elements must be addressable, and be there if not empty. */
+static void check_memory(struct group_request *request, enum blocks each, bool src,
+                         bool dst)
 {
     size_t bytes;
     if (request->refused != HDL_OK)
         return;
+    size_t blocks = each == ONE_BLOCK ? 1 : request->group->capacity;
     if (!base_mul_size(request->desc.count, blocks, &bytes) ||
         !base_mul_size(bytes, request->elem ? request->elem : 1, &bytes))
         refuse(request, "too large: count", request->desc.count);
@@ -52,14 +60,16 @@ static void check_memory(struct group_request *request, size_t blocks, bool src,
         refuse(request, "dst is NULL, count", request->desc.count);
 }
 
-static void check_root(struct hdl_group *group, struct group_request *request,
-                       int32_t root)
+static void check_root(struct group_request *request, int32_t root)
 {
     request->desc.root = root;
-    if (request->refused == HDL_OK && (root < 0 || (uint32_t)root >= group->capacity))
+    if (request->refused != HDL_OK)
+        return;
+    uint32_t capacity = request->group->capacity;
+    if (root < 0 || (uint32_t)root >= capacity)
         request->refused =
             base_fail(HDL_EINVAL, "%s: root %d is not in 0..%u",
-                      group_kind_name(request->desc.kind), root, group->capacity - 1);
+                      group_kind_name(request->desc.kind), root, capacity - 1);
 }
 
 static void check_redop(struct group_request *request, enum hdl_redop redop)
@@ -113,81 +123,74 @@ static void check_displs(struct group_request *request, const size_t *counts,
     }
 }
 
-static bool am_root(struct hdl_group *group, int32_t root)
+static bool am_root(const struct group_request *request)
 {
-    return root == (int32_t)group->rank;
+    return request->group && request->desc.root == (int32_t)request->group->rank;
 }
 
-static enum hdl_status submit(struct hdl_group *group, struct group_request *request,
-                              const struct hdl_call *call, struct hdl_op **op)
+static bool own_block(const struct group_request *request, const size_t *counts)
+{
+    return request->refused == HDL_OK && request->group->rank < request->array_size &&
+           counts[request->group->rank] > 0;
+}
+
+static enum hdl_status submit(struct group_request *request, const struct hdl_call *call,
+                              struct hdl_op **op)
 {
     struct hdl_call copy;
+    if (!request->group)
+        return request->refused;
     enum hdl_status status = group_call_read(&call, &copy);
     if (status != HDL_OK && request->refused == HDL_OK)
         request->refused = status;
-    return group_submit(group, request, call, op);
+    return group_submit(request, call, op);
 }
 
 enum hdl_status hdl_barrier(struct hdl_group *group, const struct hdl_call *call,
                             struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_BARRIER, HDL_U8, 0, NULL, NULL);
-    return submit(group, &request, call, op);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_broadcast(struct hdl_group *group, const void *src, void *dst,
                               size_t count, enum hdl_dtype dtype, int32_t root,
                               const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_BROADCAST, dtype, count, src, dst);
-    check_root(group, &request, root);
-    check_memory(&request, 1, am_root(group, root), true);
-    return submit(group, &request, call, op);
+    check_root(&request, root);
+    check_memory(&request, ONE_BLOCK, am_root(&request), true);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_reduce(struct hdl_group *group, const void *src, void *dst,
                            size_t count, enum hdl_dtype dtype, enum hdl_redop redop,
                            int32_t root, const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_REDUCE, dtype, count, src, dst);
-    check_root(group, &request, root);
+    check_root(&request, root);
     check_redop(&request, redop);
-    check_memory(&request, 1, true, am_root(group, root));
-    return submit(group, &request, call, op);
+    check_memory(&request, ONE_BLOCK, true, am_root(&request));
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_allreduce(struct hdl_group *group, const void *src, void *dst,
                               size_t count, enum hdl_dtype dtype, enum hdl_redop redop,
                               const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_ALLREDUCE, dtype, count, src, dst);
     check_redop(&request, redop);
-    check_memory(&request, 1, true, true);
-    return submit(group, &request, call, op);
+    check_memory(&request, ONE_BLOCK, true, true);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_allgather(struct hdl_group *group, const void *src, void *dst,
                               size_t count, enum hdl_dtype dtype,
                               const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_ALLGATHER, dtype, count, src, dst);
-    check_memory(&request, group->capacity, true, true);
-    return submit(group, &request, call, op);
+    check_memory(&request, BLOCK_PER_SLOT, true, true);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_allgatherv(struct hdl_group *group, const void *src, void *dst,
@@ -195,18 +198,13 @@ enum hdl_status hdl_allgatherv(struct hdl_group *group, const void *src, void *d
                                enum hdl_dtype dtype, const struct hdl_call *call,
                                struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_ALLGATHERV, dtype, 0, src, dst);
     take_counts(&request, counts);
     check_displs(&request, counts, displs);
-    check_memory(&request, 1,
-                 counts && group->rank < request.array_size && counts[group->rank] > 0,
-                 true);
+    check_memory(&request, ONE_BLOCK, own_block(&request, counts), true);
     request.dst_counts = counts;
     request.dst_displs = displs;
-    return submit(group, &request, call, op);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_reduce_scatter(struct hdl_group *group, const void *src, void *dst,
@@ -214,25 +212,11 @@ enum hdl_status hdl_reduce_scatter(struct hdl_group *group, const void *src, voi
                                    enum hdl_redop redop, const struct hdl_call *call,
                                    struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request =
         begin(group, GROUP_REDUCE_SCATTER, dtype, count, src, dst);
     check_redop(&request, redop);
-    check_memory(&request, group->capacity, true, true);
-    return submit(group, &request, call, op);
-}
-
-/* Blocks lie one after another. displs has `capacity` entries. */
-static void sum_displs(const struct group_request *request, const size_t *counts,
-                       size_t *displs)
-{
-    size_t at = 0;
-    for (uint32_t r = 0; r < request->array_size; r++) {
-        displs[r] = at;
-        at += counts[r];
-    }
+    check_memory(&request, BLOCK_PER_SLOT, true, true);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_reduce_scatterv(struct hdl_group *group, const void *src, void *dst,
@@ -240,38 +224,22 @@ enum hdl_status hdl_reduce_scatterv(struct hdl_group *group, const void *src, vo
                                     enum hdl_redop redop, const struct hdl_call *call,
                                     struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
-    struct base_env *env = group->engine->env;
-    size_t *displs = base_alloc(env, group->capacity, sizeof(size_t));
-    if (!displs)
-        return HDL_ENOMEM;
     struct group_request request =
         begin(group, GROUP_REDUCE_SCATTERV, dtype, 0, src, dst);
     take_counts(&request, counts);
     check_redop(&request, redop);
-    check_memory(&request, 1, true,
-                 counts && group->rank < request.array_size && counts[group->rank] > 0);
-    if (request.refused == HDL_OK)
-        sum_displs(&request, counts, displs);
+    check_memory(&request, ONE_BLOCK, true, own_block(&request, counts));
     request.src_counts = counts;
-    request.src_displs = displs;
-    status = submit(group, &request, call, op);
-    base_free(env, displs);
-    return status;
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_alltoall(struct hdl_group *group, const void *src, void *dst,
                              size_t count, enum hdl_dtype dtype,
                              const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_ALLTOALL, dtype, count, src, dst);
-    check_memory(&request, group->capacity, true, true);
-    return submit(group, &request, call, op);
+    check_memory(&request, BLOCK_PER_SLOT, true, true);
+    return submit(&request, call, op);
 }
 
 static size_t largest(const size_t *counts, uint32_t n)
@@ -296,9 +264,6 @@ enum hdl_status hdl_alltoallv(struct hdl_group *group, const void *src,
                               const size_t *dst_displs, enum hdl_dtype dtype,
                               const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_ALLTOALLV, dtype, 0, src, dst);
     request.src_counts = src_counts;
     request.src_displs = src_displs;
@@ -315,20 +280,17 @@ enum hdl_status hdl_alltoallv(struct hdl_group *group, const void *src,
         refuse(&request, "dst is NULL, largest count", largest(dst_counts, n));
     if (request.refused == HDL_OK && src == dst && !same_blocks(&request))
         refuse(&request, "in place with different counts or displs, ranks", n);
-    return submit(group, &request, call, op);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_gather(struct hdl_group *group, const void *src, void *dst,
                            size_t count, enum hdl_dtype dtype, int32_t root,
                            const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_GATHER, dtype, count, src, dst);
-    check_root(group, &request, root);
-    check_memory(&request, group->capacity, true, am_root(group, root));
-    return submit(group, &request, call, op);
+    check_root(&request, root);
+    check_memory(&request, BLOCK_PER_SLOT, true, am_root(&request));
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_gatherv(struct hdl_group *group, const void *src, void *dst,
@@ -336,34 +298,25 @@ enum hdl_status hdl_gatherv(struct hdl_group *group, const void *src, void *dst,
                             enum hdl_dtype dtype, int32_t root,
                             const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_GATHERV, dtype, 0, src, dst);
-    bool root_here = am_root(group, root);
     take_counts(&request, counts);
-    check_root(group, &request, root);
-    if (root_here)
+    check_root(&request, root);
+    if (am_root(&request))
         check_displs(&request, counts, displs);
-    check_memory(&request, 1,
-                 counts && group->rank < request.array_size && counts[group->rank] > 0,
-                 root_here);
+    check_memory(&request, ONE_BLOCK, own_block(&request, counts), am_root(&request));
     request.dst_counts = counts;
-    request.dst_displs = root_here ? displs : counts;
-    return submit(group, &request, call, op);
+    request.dst_displs = am_root(&request) ? displs : NULL;
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_scatter(struct hdl_group *group, const void *src, void *dst,
                             size_t count, enum hdl_dtype dtype, int32_t root,
                             const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_SCATTER, dtype, count, src, dst);
-    check_root(group, &request, root);
-    check_memory(&request, group->capacity, am_root(group, root), true);
-    return submit(group, &request, call, op);
+    check_root(&request, root);
+    check_memory(&request, BLOCK_PER_SLOT, am_root(&request), true);
+    return submit(&request, call, op);
 }
 
 enum hdl_status hdl_scatterv(struct hdl_group *group, const void *src,
@@ -371,18 +324,13 @@ enum hdl_status hdl_scatterv(struct hdl_group *group, const void *src,
                              enum hdl_dtype dtype, int32_t root,
                              const struct hdl_call *call, struct hdl_op **op)
 {
-    enum hdl_status status = group_check(group);
-    if (status != HDL_OK)
-        return status;
     struct group_request request = begin(group, GROUP_SCATTERV, dtype, 0, src, dst);
-    bool root_here = am_root(group, root);
     take_counts(&request, counts);
-    check_root(group, &request, root);
-    if (root_here)
+    check_root(&request, root);
+    if (am_root(&request))
         check_displs(&request, counts, displs);
-    check_memory(&request, 1, root_here,
-                 counts && group->rank < request.array_size && counts[group->rank] > 0);
+    check_memory(&request, ONE_BLOCK, am_root(&request), own_block(&request, counts));
     request.src_counts = counts;
-    request.src_displs = root_here ? displs : counts;
-    return submit(group, &request, call, op);
+    request.src_displs = am_root(&request) ? displs : NULL;
+    return submit(&request, call, op);
 }

@@ -486,75 +486,62 @@ size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room)
 /* ---------------------------------------------------------------------- public calls */
 
 /* HDL_OK and the size, or a refusal. */
-static enum hdl_status check_args(struct hdl_group *group, const char *what,
-                                  const void *memory, size_t count, enum hdl_dtype dtype,
-                                  int32_t peer, int32_t tag, size_t *bytes)
+static enum hdl_status check_args(struct hdl_group *group, struct group_message *m)
 {
+    const char *what = group_kind_name(m->kind);
     enum hdl_status status = group_check(group);
     if (status != HDL_OK)
         return status;
-    size_t elem = base_dtype_size(dtype);
+    size_t elem = base_dtype_size(m->dtype);
     if (elem == 0)
-        return base_fail(HDL_EINVAL, "%s: unknown type %d", what, dtype);
-    if (!base_mul_size(count, elem, bytes))
-        return base_fail(HDL_EINVAL, "%s: too large: count %zu", what, count);
-    if (*bytes && !memory)
-        return base_fail(HDL_EINVAL, "%s: memory is NULL, count %zu", what, count);
-    if (peer >= (int32_t)group->capacity || peer < HDL_ANY_SOURCE)
-        return base_fail(HDL_EINVAL, "%s: peer %d is not in 0..%u", what, peer,
+        return base_fail(HDL_EINVAL, "%s: unknown type %d", what, m->dtype);
+    if (!base_mul_size(m->count, elem, &m->bytes))
+        return base_fail(HDL_EINVAL, "%s: too large: count %zu", what, m->count);
+    if (m->bytes && !m->src && !m->dst)
+        return base_fail(HDL_EINVAL, "%s: memory is NULL, count %zu", what, m->count);
+    int32_t least = m->kind == GROUP_SEND ? 0 : HDL_ANY_SOURCE;
+    if (m->peer >= (int32_t)group->capacity || m->peer < least)
+        return base_fail(HDL_EINVAL, "%s: peer %d is not in 0..%u", what, m->peer,
                          group->capacity - 1);
-    if (tag < HDL_ANY_TAG)
-        return base_fail(HDL_EINVAL, "%s: tag %d is negative", what, tag);
-    if (peer >= 0 && !group->p2p->peer[peer].stream)
-        return base_fail(HDL_EPEER, "%s: slot %d is vacant", what, peer);
+    if (m->tag < least)
+        return base_fail(HDL_EINVAL, "%s: tag %d is negative", what, m->tag);
+    if (m->peer >= 0 && !group->p2p->peer[m->peer].stream)
+        return base_fail(HDL_EPEER, "%s: slot %d is vacant", what, m->peer);
     return HDL_OK;
+}
+
+static enum hdl_status submit(struct hdl_group *group, struct group_message *message,
+                              const struct hdl_call *call, struct hdl_op **op)
+{
+    struct hdl_call copy;
+    enum hdl_status status = check_args(group, message);
+    if (status == HDL_OK)
+        status = group_call_read(&call, &copy);
+    return status == HDL_OK ? group_submit_p2p(group, message, call, op) : status;
 }
 
 enum hdl_status hdl_send(struct hdl_group *group, const void *src, size_t count,
                          enum hdl_dtype dtype, int32_t peer, int32_t tag,
                          const struct hdl_call *call, struct hdl_op **op)
 {
-    size_t bytes = 0;
-    struct hdl_call copy;
-    enum hdl_status status =
-        check_args(group, "send", src, count, dtype, peer, tag, &bytes);
-    if (status == HDL_OK && (peer < 0 || tag < 0))
-        status = base_fail(HDL_EINVAL, "send: peer %d, tag %d: neither may be negative",
-                           peer, tag);
-    if (status == HDL_OK)
-        status = group_call_read(&call, &copy);
-    if (status != HDL_OK)
-        return status;
-    struct hdl_op fields;
-    fields.desc = (struct group_desc){
-        .kind = GROUP_SEND, .dtype = (uint8_t)dtype, .root = -1, .count = count};
-    fields.src = src;
-    fields.dst = NULL;
-    fields.bytes = bytes;
-    fields.peer = peer;
-    fields.tag = tag;
-    return group_submit_p2p(group, &fields, call, op);
+    struct group_message message = {.kind = GROUP_SEND,
+                                    .dtype = dtype,
+                                    .count = count,
+                                    .src = src,
+                                    .peer = peer,
+                                    .tag = tag};
+    return submit(group, &message, call, op);
 }
 
 enum hdl_status hdl_recv(struct hdl_group *group, void *dst, size_t count,
                          enum hdl_dtype dtype, int32_t peer, int32_t tag,
                          const struct hdl_call *call, struct hdl_op **op)
 {
-    size_t bytes = 0;
-    struct hdl_call copy;
-    enum hdl_status status =
-        check_args(group, "recv", dst, count, dtype, peer, tag, &bytes);
-    if (status == HDL_OK)
-        status = group_call_read(&call, &copy);
-    if (status != HDL_OK)
-        return status;
-    struct hdl_op fields;
-    fields.desc = (struct group_desc){
-        .kind = GROUP_RECV, .dtype = (uint8_t)dtype, .root = -1, .count = count};
-    fields.src = NULL;
-    fields.dst = dst;
-    fields.bytes = bytes;
-    fields.peer = peer;
-    fields.tag = tag;
-    return group_submit_p2p(group, &fields, call, op);
+    struct group_message message = {.kind = GROUP_RECV,
+                                    .dtype = dtype,
+                                    .count = count,
+                                    .dst = dst,
+                                    .peer = peer,
+                                    .tag = tag};
+    return submit(group, &message, call, op);
 }

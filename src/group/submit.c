@@ -118,25 +118,39 @@ static enum hdl_status conclude(struct hdl_group *group, struct hdl_op *op,
     return HDL_OK;
 }
 
+static void copy_side(const size_t *counts, const size_t *displs, size_t n, size_t *to,
+                      size_t *displs_to)
+{
+    size_t end = 0;
+    for (size_t r = 0; r < n; r++) {
+        to[r] = counts[r];
+        displs_to[r] = displs ? displs[r] : end;
+        end += counts[r];
+    }
+}
+
 /* One block for all arrays of the capacity; entries behind the caller's are 0. */
 static enum hdl_status copy_arrays(struct hdl_op *op, const struct group_request *request)
 {
+    size_t capacity = op->group->capacity, n = request->array_size;
     if (!request->src_counts && !request->dst_counts)
         return HDL_OK;
-    size_t capacity = op->group->capacity, n = request->array_size;
     size_t *block = base_alloc(op->engine->env, 4 * capacity, sizeof(size_t));
     if (!block)
         return HDL_ENOMEM;
-    const size_t *from[4] = {request->src_counts, request->src_displs,
-                             request->dst_counts, request->dst_displs};
-    for (int i = 0; i < 4; i++)
-        if (from[i])
-            memcpy(block + (size_t)i * capacity, from[i], n * sizeof(size_t));
     op->array_block = block;
-    op->arrays.src_counts = from[0] ? block : NULL;
-    op->arrays.src_displs = from[1] ? block + capacity : NULL;
-    op->arrays.dst_counts = from[2] ? block + 2 * capacity : NULL;
-    op->arrays.dst_displs = from[3] ? block + 3 * capacity : NULL;
+    if (request->src_counts) {
+        op->arrays.src_counts = block;
+        op->arrays.src_displs = block + capacity;
+        copy_side(request->src_counts, request->src_displs, n, op->arrays.src_counts,
+                  op->arrays.src_displs);
+    }
+    if (request->dst_counts) {
+        op->arrays.dst_counts = block + 2 * capacity;
+        op->arrays.dst_displs = block + 3 * capacity;
+        copy_side(request->dst_counts, request->dst_displs, n, op->arrays.dst_counts,
+                  op->arrays.dst_displs);
+    }
     return HDL_OK;
 }
 
@@ -187,9 +201,10 @@ static enum hdl_status submit_nothing(struct hdl_group *group, struct hdl_op *op
     return HDL_ENOMEM;
 }
 
-enum hdl_status group_submit(struct hdl_group *group, struct group_request *request,
-                             const struct hdl_call *call, struct hdl_op **out)
+enum hdl_status group_submit(struct group_request *request, const struct hdl_call *call,
+                             struct hdl_op **out)
 {
+    struct hdl_group *group = request->group;
     struct group_engine *engine = group->engine;
     char *detail = NULL;
     if (request->refused != HDL_OK) {
@@ -223,7 +238,8 @@ enum hdl_status group_submit(struct hdl_group *group, struct group_request *requ
     return conclude(group, op, out);
 }
 
-enum hdl_status group_submit_p2p(struct hdl_group *group, const struct hdl_op *fields,
+enum hdl_status group_submit_p2p(struct hdl_group *group,
+                                 const struct group_message *message,
                                  const struct hdl_call *call, struct hdl_op **out)
 {
     struct group_engine *engine = group->engine;
@@ -233,13 +249,16 @@ enum hdl_status group_submit_p2p(struct hdl_group *group, const struct hdl_op *f
         group_engine_unlock(engine);
         return HDL_ENOMEM;
     }
-    op->desc = fields->desc;
+    op->desc = (struct group_desc){.kind = (uint8_t)message->kind,
+                                   .dtype = (uint8_t)message->dtype,
+                                   .root = -1,
+                                   .count = message->count};
     op->number = 0;
-    op->src = fields->src;
-    op->dst = fields->dst;
-    op->bytes = fields->bytes;
-    op->peer = fields->peer;
-    op->tag = fields->tag;
+    op->src = message->src;
+    op->dst = message->dst;
+    op->bytes = message->bytes;
+    op->peer = message->peer;
+    op->tag = message->tag;
     op->moved = 0;
     op->step = 0;
     op->source = -1;

@@ -6,9 +6,10 @@
 #include "group/group.h"
 
 /* A collective as it was called. `refused` not HDL_OK: its arguments are bad (detail
- * text); it takes a number all the same. Arrays have `array_size` entries and are copied.
- */
+ * text); it takes a number all the same. Arrays have `array_size` entries and are copied;
+ * with counts and without displs the blocks lie one after another. */
 struct group_request {
+    struct hdl_group *group;
     struct group_desc desc;
     const void *src;
     void *dst;
@@ -19,12 +20,21 @@ struct group_request {
 };
 
 /* The engine is locked; unlocks it. */
-enum hdl_status group_submit(struct hdl_group *group, struct group_request *request,
-                             const struct hdl_call *call, struct hdl_op **op);
+enum hdl_status group_submit(struct group_request *request, const struct hdl_call *call,
+                             struct hdl_op **op);
 
-/* For point to point: an operation whose fields the caller sets before group_submit_p2p.
- */
-enum hdl_status group_submit_p2p(struct hdl_group *group, const struct hdl_op *fields,
+/* A send or receive as it was called, checked; `bytes` is its size. */
+struct group_message {
+    enum group_kind kind;
+    enum hdl_dtype dtype;
+    size_t count, bytes;
+    const void *src; /* of a send */
+    void *dst;       /* of a receive */
+    int32_t peer, tag;
+};
+
+enum hdl_status group_submit_p2p(struct hdl_group *group,
+                                 const struct group_message *message,
                                  const struct hdl_call *call, struct hdl_op **op);
 
 /* Points *call at `copy` if the caller's struct is of another version. HDL_EINVAL (and
