@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `heddle perf`: measures one operation at several sizes, and checks its data. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,36 +10,24 @@
 #include "tools/commands.h"
 #include "heddle.h"
 #include "tools/json.h"
-#include "tools/launch.h"
 #include "tools/options.h"
 #include "tools/perf_algorithm.h"
+#include "tools/perf_job.h"
 #include "tools/perf_ops.h"
 #include "tools/perf_recovery.h"
 
-enum {
-    WARM_SMALL = 100,
-    WARM_LARGE = 3,
-    ITERS_MIN = 5,
-    ITERS_MAX = 20000,
-    BARRIER_MS = 50
-};
+enum { WARM_SMALL = 100, WARM_LARGE = 3, BARRIER_MS = 50 };
 
 struct perf {
+    struct perf_job job;
     const struct perf_op *op;
     struct tool_sizes sizes;
-    int64_t ranks, hosts, iters, timeout_us, time_us;
-    const char *transport;
-    bool json, in_place, corrupt;
-    /* a rank's */
-    struct hdl_context *context;
-    struct hdl_group *group;
-    int rank, num_ranks;
-    const char *path;
+    bool in_place, corrupt;
     bool checked; /* of all sizes so far */
 };
 
 struct perf_result {
-    double min_us, p50_us, p99_us;
+    struct perf_times times;
     bool checked;
 };
 
@@ -59,28 +46,20 @@ static const char *const more =
     "ranks' blocks. Bandwidths come from the median. GBps = 1e9 bytes a second.\n"
     "A result that is wrong shows as checked false, and the exit code is 1.";
 
-/* ---------------------------------------------------------------------- agreement */
-
-/* Sum, maximum ... of one number over all ranks. */
-static enum hdl_status agree(struct perf *perf, int64_t *value, enum hdl_redop redop)
-{
-    return hdl_allreduce(perf->group, value, value, 1, HDL_I64, redop, NULL, NULL);
-}
-
 /* ------------------------------------------------------------------------- checks */
 
 /* A barrier holds everybody until the last rank, which comes late, has entered. */
 static enum hdl_status check_barrier(struct perf *perf, int64_t *wrong)
 {
-    enum hdl_status status = hdl_barrier(perf->group, NULL, NULL);
+    enum hdl_status status = hdl_barrier(perf->job.group, NULL, NULL);
     int64_t start = base_now_ns();
-    if (perf->rank == perf->num_ranks - 1)
+    if (perf->job.rank == perf->job.num_ranks - 1)
         usleep(BARRIER_MS * 1000);
     if (status == HDL_OK)
-        status = hdl_barrier(perf->group, NULL, NULL);
+        status = hdl_barrier(perf->job.group, NULL, NULL);
     /* Half, as a rank may have been slow to leave the first one. */
     *wrong = base_now_ns() - start < BARRIER_MS / 2 * BASE_NS_PER_MS || perf->corrupt;
-    return status == HDL_OK ? agree(perf, wrong, HDL_SUM) : status;
+    return status == HDL_OK ? perf_agree(&perf->job, wrong, HDL_SUM) : status;
 }
 
 static enum hdl_status check(struct perf *perf, struct perf_run *run, bool *good)
@@ -94,14 +73,14 @@ static enum hdl_status check(struct perf *perf, struct perf_run *run, bool *good
         status = run->op->call(run);
         if (status != HDL_OK)
             return status;
-        if (perf->corrupt && perf->rank == 0 && run->dst_bytes > 0)
+        if (perf->corrupt && perf->job.rank == 0 && run->dst_bytes > 0)
             run->dst[run->dst_bytes / 2] ^= 1;
         wrong = (int64_t)perf_run_check(run);
-        status = agree(perf, &wrong, HDL_SUM);
+        status = perf_agree(&perf->job, &wrong, HDL_SUM);
     }
     if (status == HDL_OK && wrong != 0) {
         *good = false;
-        if (perf->rank == 0)
+        if (perf->job.rank == 0)
             fprintf(stderr, "heddle: %s of %zu bytes: %" PRId64 " wrong elements\n",
                     run->op->name, run->bytes, wrong);
     }
@@ -131,7 +110,7 @@ static enum hdl_status time_calls(struct perf *perf, struct perf_run *run, int64
             return status;
         us[i] = (double)(now - before) / 1e3 / run->op->halves;
         before = now;
-        if (now - shown > 2 * BASE_NS_PER_S && perf->rank == 0 && !perf->json) {
+        if (now - shown > 2 * BASE_NS_PER_S && perf->job.rank == 0 && !perf->job.json) {
             show_progress(perf, run, i + 1, iters);
             shown = before = base_now_ns();
         }
@@ -151,26 +130,7 @@ static enum hdl_status choose_iters(struct perf *perf, struct perf_run *run,
         slowest += us[i] * run->op->halves / (double)(warm - warm / 2);
     if (status != HDL_OK)
         return status;
-    *iters = perf->iters;
-    if (*iters > 0)
-        return HDL_OK;
-    double wanted = (double)perf->time_us / (slowest > 0.01 ? slowest : 0.01);
-    *iters = wanted > ITERS_MAX   ? ITERS_MAX
-             : wanted < ITERS_MIN ? ITERS_MIN
-                                  : (int64_t)wanted;
-    return agree(perf, iters, HDL_MIN);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double quantile(const double *sorted, int64_t count, double part)
-{
-    int64_t at = (int64_t)ceil(part * (double)count) - 1;
-    return sorted[at < 0 ? 0 : at];
+    return perf_agree_iters(&perf->job, slowest, iters);
 }
 
 static enum hdl_status measure(struct perf *perf, struct perf_run *run,
@@ -190,18 +150,13 @@ static enum hdl_status measure(struct perf *perf, struct perf_run *run,
         tool_failed("out of memory for %" PRId64 " iterations", iters);
         return HDL_ENOMEM;
     }
-    status = hdl_barrier(perf->group, NULL, NULL);
+    status = hdl_barrier(perf->job.group, NULL, NULL);
     if (status == HDL_OK)
         status = time_calls(perf, run, iters, us);
     if (status == HDL_OK)
-        status = hdl_allreduce(perf->group, us, us, (size_t)iters, HDL_F64, HDL_MAX, NULL,
-                               NULL);
+        status = perf_agree_times(&perf->job, us, iters, &result->times);
     if (status == HDL_OK)
         status = check(perf, run, &result->checked);
-    qsort(us, (size_t)iters, sizeof(*us), compare_doubles);
-    result->min_us = us[0];
-    result->p50_us = quantile(us, iters, 0.5);
-    result->p99_us = quantile(us, iters, 0.99);
     free(us);
     return status;
 }
@@ -210,7 +165,7 @@ static enum hdl_status measure(struct perf *perf, struct perf_run *run,
 
 static void print_head(const struct perf *perf)
 {
-    if (perf->json || perf->rank != 0)
+    if (perf->job.json || perf->job.rank != 0)
         return;
     printf("%-14s%6s%10s  %-20s%-18s%11s%11s%11s%9s%9s  %s\n", "op", "ranks", "bytes",
            "transport", "algorithm", "min_us", "p50_us", "p99_us", "algbw", "busbw",
@@ -222,56 +177,42 @@ static void print_row(const struct perf *perf, const struct perf_run *run,
                       const struct perf_result *result)
 {
     char size[32];
-    double algbw = result->p50_us > 0 ? (double)run->bytes / result->p50_us / 1e3 : 0;
+    double algbw =
+        result->times.p50_us > 0 ? (double)run->bytes / result->times.p50_us / 1e3 : 0;
     double busbw = algbw * run->op->factor(run->ranks);
-    const char *algorithm = perf_algorithm(perf->group, run);
-    if (perf->rank != 0)
+    const char *algorithm = perf_algorithm(perf->job.group, run);
+    if (perf->job.rank != 0)
         return;
-    if (perf->json)
+    if (perf->job.json)
         printf("{\"op\": \"%s\", \"ranks\": %d, \"bytes\": %zu, \"transport\": \"%s\", "
                "\"algorithm\": \"%s\", \"min_us\": %.3f, \"p50_us\": %.3f, \"p99_us\": "
                "%.3f, "
                "\"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, \"checked\": %s}\n",
-               run->op->name, run->ranks, run->bytes, perf->path, algorithm,
-               result->min_us, result->p50_us, result->p99_us, algbw, busbw,
-               result->checked ? "true" : "false");
+               run->op->name, run->ranks, run->bytes, perf->job.path, algorithm,
+               result->times.min_us, result->times.p50_us, result->times.p99_us, algbw,
+               busbw, result->checked ? "true" : "false");
     else
         printf("%-14s%6d%10s  %-20s%-18s%11.2f%11.2f%11.2f%9.3f%9.3f  %s\n",
                run->op->name, run->ranks, tool_bytes_text(size, sizeof(size), run->bytes),
-               perf->path, algorithm, result->min_us, result->p50_us, result->p99_us,
-               algbw, busbw, result->checked ? "yes" : "NO");
+               perf->job.path, algorithm, result->times.min_us, result->times.p50_us,
+               result->times.p99_us, algbw, busbw, result->checked ? "yes" : "NO");
     fflush(stdout);
 }
 
 /* -------------------------------------------------------------------------- a rank */
 
-static const char *group_path(const struct perf *perf)
-{
-    const char *path = hdl_group_transport(perf->group, perf->rank);
-    const char *first = NULL;
-    for (int rank = 0; rank < perf->num_ranks; rank++) {
-        if (rank == perf->rank)
-            continue;
-        path = hdl_group_transport(perf->group, rank);
-        if (first && path && strcmp(first, path) != 0)
-            return "mixed";
-        first = path;
-    }
-    return path ? path : "-";
-}
-
 static int run_size(struct perf *perf, size_t bytes)
 {
     struct perf_run run = {
         .op = perf->op,
-        .group = perf->group,
-        .rank = perf->rank,
-        .ranks = perf->num_ranks,
+        .group = perf->job.group,
+        .rank = perf->job.rank,
+        .ranks = perf->job.num_ranks,
         .in_place = perf->in_place,
     };
     struct perf_result result = {0};
     int64_t opened = perf_run_open(&run, bytes);
-    enum hdl_status status = agree(perf, &opened, HDL_MIN);
+    enum hdl_status status = perf_agree(&perf->job, &opened, HDL_MIN);
     if (status == HDL_OK && !opened) {
         perf_run_close(&run);
         return tool_failed("not enough memory for %s of %zu bytes", perf->op->name,
@@ -282,45 +223,23 @@ static int run_size(struct perf *perf, size_t bytes)
     if (status == HDL_OK)
         print_row(perf, &run, &result);
     else
-        tool_failed("rank %d: %s of %zu bytes: %s: %s", perf->rank, perf->op->name, bytes,
-                    hdl_status_name(status), hdl_error_detail());
+        tool_failed("rank %d: %s of %zu bytes: %s: %s", perf->job.rank, perf->op->name,
+                    bytes, hdl_status_name(status), hdl_error_detail());
     perf_run_close(&run);
     perf->checked = perf->checked && result.checked;
     return status == HDL_OK ? TOOL_OK : TOOL_FAILED;
 }
 
-static int run_sizes(struct perf *perf)
+static int run_sizes(void *user)
 {
+    struct perf *perf = user;
     int code = TOOL_OK;
-    perf->rank = hdl_group_rank(perf->group);
-    perf->num_ranks = hdl_group_size(perf->group);
-    perf->path = group_path(perf);
     perf->checked = true;
-    if (perf->ranks > 0 && perf->ranks != perf->num_ranks)
-        return tool_usage_error("-n %" PRId64 " but the launcher started %d ranks",
-                                perf->ranks, perf->num_ranks);
     print_head(perf);
     size_t count = perf->op->has_data ? perf->sizes.count : 1;
     for (size_t i = 0; i < count && code == TOOL_OK; i++)
         code = run_size(perf, perf->op->has_data ? perf->sizes.size[i] : 0);
     return code == TOOL_OK && !perf->checked ? TOOL_FAILED : code;
-}
-
-static int run_rank(struct perf *perf)
-{
-    const struct hdl_context_opts opts = {.size = sizeof(opts),
-                                          .transport = perf->transport};
-    const struct hdl_group_opts group_opts = {.size = sizeof(group_opts), .name = "perf"};
-    int code;
-    if (hdl_context_create(&opts, &perf->context) != HDL_OK)
-        return tool_failed("could not join the job: %s", hdl_error_detail());
-    if (hdl_group_create(perf->context, &group_opts, &perf->group) != HDL_OK)
-        code = tool_failed("could not create the group: %s", hdl_error_detail());
-    else
-        code = run_sizes(perf);
-    hdl_group_destroy(perf->group);
-    hdl_context_destroy(perf->context);
-    return code;
 }
 
 /* ------------------------------------------------------------------------- command */
@@ -330,26 +249,17 @@ static int start(struct perf *perf, int argc, char **argv, int first)
     char names[160];
     perf_op_names(names, sizeof(names));
     if (first >= argc)
-        return tool_usage_error("perf needs an operation: %s", names);
+        return tool_usage_error(
+            "perf needs an operation: %s, recovery, dispatch, combine, moe", names);
     if (first + 1 < argc)
         return tool_usage_error("perf takes one operation, got also '%s'",
                                 argv[first + 1]);
     perf->op = perf_op_find(argv[first]);
     if (!perf->op)
-        return tool_usage_error("unknown operation '%s': one of %s", argv[first], names);
-    if (strcmp(perf->transport, "auto") != 0 && strcmp(perf->transport, "shm") != 0 &&
-        strcmp(perf->transport, "fabric") != 0)
-        return tool_usage_error("--transport must be auto, shm or fabric, got '%s'",
-                                perf->transport);
-    if (launch_is_rank())
-        return run_rank(perf);
-    struct launch launch = {
-        .ranks = perf->ranks > 0 ? perf->ranks : 2,
-        .hosts = perf->hosts,
-        .timeout_us = perf->timeout_us,
-        .grace_us = 5000000,
-    };
-    return launch_self(argc, argv, launch);
+        return tool_usage_error(
+            "unknown operation '%s': one of %s, recovery, dispatch, combine, moe",
+            argv[first], names);
+    return perf_job_run(&perf->job, argc, argv, run_sizes, perf);
 }
 
 int command_perf(int argc, char **argv)
@@ -359,29 +269,28 @@ int command_perf(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "recovery") == 0)
         return perf_recovery(argc - 1, argv + 1);
     struct perf perf = {
-        .transport = "auto",
-        .time_us = 500000,
+        .job = {.transport = "auto", .time_us = 500000},
         .sizes = {8, {8, 64, 1024, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}},
     };
     const struct tool_option options[] = {
-        {'n', "ranks", TOOL_INT, &perf.ranks, 1, "N", "ranks to start (default 2)"},
-        {0, "hosts", TOOL_INT, &perf.hosts, 1, "H",
+        {'n', "ranks", TOOL_INT, &perf.job.ranks, 1, "N", "ranks to start (default 2)"},
+        {0, "hosts", TOOL_INT, &perf.job.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
-        {0, "transport", TOOL_TEXT, &perf.transport, 0, "WAY",
+        {0, "transport", TOOL_TEXT, &perf.job.transport, 0, "WAY",
          "auto, shm or fabric (default auto)"},
         {'b', "bytes", TOOL_SIZES, &perf.sizes, 0, "LIST",
          "sizes (default 8,64,1K,4K,64K,1M,16M,64M; powers of 1024)"},
-        {0, "iters", TOOL_INT, &perf.iters, 1, "I",
+        {0, "iters", TOOL_INT, &perf.job.iters, 1, "I",
          "measured iterations (default: what fits into half a second)"},
-        {0, "time", TOOL_SECONDS, &perf.time_us, 0, "S",
+        {0, "time", TOOL_SECONDS, &perf.job.time_us, 0, "S",
          "or measure for S seconds a size"},
         {0, "in-place", TOOL_FLAG, &perf.in_place, 0, NULL,
          "source and destination are one"},
         {0, "corrupt", TOOL_FLAG, &perf.corrupt, 0, NULL,
          "spoil a byte of each checked result, to see the check fail"},
-        {0, "timeout", TOOL_SECONDS, &perf.timeout_us, 0, "S",
+        {0, "timeout", TOOL_SECONDS, &perf.job.timeout_us, 0, "S",
          "stop all after S seconds"},
-        {0, "json", TOOL_FLAG, &perf.json, 0, NULL, "one JSON object a line"},
+        {0, "json", TOOL_FLAG, &perf.job.json, 0, NULL, "one JSON object a line"},
     };
     const struct tool_usage usage = {
         "heddle perf OP [options]",

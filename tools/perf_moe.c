@@ -4,7 +4,6 @@
 #include "tools/perf_moe.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,21 +11,17 @@
 
 #include "base/clock.h"
 #include "tools/commands.h"
-#include "tools/launch.h"
 #include "tools/options.h"
+#include "tools/perf_job.h"
 
-enum { WARM = 3, ITERS_MIN = 5, ITERS_MAX = 20000 };
+enum { WARM = 3 };
 
 struct perf_moe {
+    struct perf_job job;
     const char *op;
-    int64_t ranks, hosts, hidden, topk, experts, iters, timeout_us, time_us;
+    int64_t hidden, topk, experts;
     struct tool_sizes tokens;
-    const char *transport, *dtype, *layout, *routing, *phases, *compare;
-    bool json;
-    struct hdl_context *context;
-    struct hdl_group *group;
-    int rank, num_ranks;
-    const char *path;
+    const char *dtype, *layout, *routing, *phases, *compare;
     double copy_GBps; /* of all ranks together, read and written */
     double small_us;  /* all_reduce of 8 B, p50 */
     bool good;
@@ -38,15 +33,6 @@ struct way {
     struct moe_bench *bench;
     struct moe_usual *usual;
 };
-
-struct times {
-    double min_us, p50_us, p99_us;
-};
-
-static enum hdl_status sum_up(struct perf_moe *p, int64_t *value)
-{
-    return hdl_allreduce(p->group, value, value, 1, HDL_I64, HDL_SUM, NULL, NULL);
-}
 
 /* ----------------------------------------------------------------------------- timing */
 
@@ -66,31 +52,19 @@ static enum hdl_status call_combine(const struct way *way)
 static enum hdl_status time_step(struct perf_moe *p, const struct way *way, double *us)
 {
     bool both = strcmp(p->op, "moe") == 0, dispatch = strcmp(p->op, "dispatch") == 0;
-    enum hdl_status status = both ? HDL_OK : hdl_barrier(p->group, NULL, NULL);
+    enum hdl_status status = both ? HDL_OK : hdl_barrier(p->job.group, NULL, NULL);
     int64_t begin = base_now_ns();
     if (status == HDL_OK)
         status = call_dispatch(way);
     int64_t middle = base_now_ns();
     if (status == HDL_OK && !both && !dispatch)
-        status = hdl_barrier(p->group, NULL, NULL);
+        status = hdl_barrier(p->job.group, NULL, NULL);
     int64_t second = base_now_ns();
     if (status == HDL_OK)
         status = call_combine(way);
     int64_t end = base_now_ns();
     *us = (double)(both ? end - begin : dispatch ? middle - begin : end - second) / 1e3;
     return status;
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double quantile(const double *sorted, int64_t count, double part)
-{
-    int64_t at = (int64_t)ceil(part * (double)count) - 1;
-    return sorted[at < 0 ? 0 : at];
 }
 
 static enum hdl_status choose_iters(struct perf_moe *p, const struct way *way,
@@ -102,20 +76,11 @@ static enum hdl_status choose_iters(struct perf_moe *p, const struct way *way,
         status = time_step(p, way, &us);
         slowest = i > 0 && us > slowest ? us : slowest;
     }
-    *iters = p->iters;
-    if (*iters == 0) {
-        double wanted = (double)p->time_us / slowest;
-        *iters = wanted > ITERS_MAX   ? ITERS_MAX
-                 : wanted < ITERS_MIN ? ITERS_MIN
-                                      : (int64_t)wanted;
-    }
-    return status == HDL_OK
-               ? hdl_allreduce(p->group, iters, iters, 1, HDL_I64, HDL_MIN, NULL, NULL)
-               : status;
+    return status == HDL_OK ? perf_agree_iters(&p->job, slowest, iters) : status;
 }
 
 static enum hdl_status measure(struct perf_moe *p, const struct way *way,
-                               struct times *times)
+                               struct perf_times *times)
 {
     int64_t iters = 0;
     enum hdl_status status = choose_iters(p, way, &iters);
@@ -124,14 +89,11 @@ static enum hdl_status measure(struct perf_moe *p, const struct way *way,
     double *us = calloc((size_t)iters, sizeof(*us));
     if (!us)
         return HDL_ENOMEM;
-    status = hdl_barrier(p->group, NULL, NULL);
+    status = hdl_barrier(p->job.group, NULL, NULL);
     for (int64_t i = 0; i < iters && status == HDL_OK; i++)
         status = time_step(p, way, &us[i]);
     if (status == HDL_OK)
-        status =
-            hdl_allreduce(p->group, us, us, (size_t)iters, HDL_F64, HDL_MAX, NULL, NULL);
-    qsort(us, (size_t)iters, sizeof(*us), compare_doubles);
-    *times = (struct times){us[0], quantile(us, iters, 0.5), quantile(us, iters, 0.99)};
+        status = perf_agree_times(&p->job, us, iters, times);
     free(us);
     return status;
 }
@@ -144,15 +106,15 @@ static enum hdl_status measure_copy(struct perf_moe *p)
     unsigned char *a = malloc(bytes), *b = malloc(bytes);
     enum hdl_status status = a && b ? HDL_OK : HDL_ENOMEM;
     for (int i = 0; i < 4 && status == HDL_OK; i++) { /* the first finds no pages */
-        status = hdl_barrier(p->group, NULL, NULL);
+        status = hdl_barrier(p->job.group, NULL, NULL);
         int64_t start = base_now_ns();
         memset(a, i, 1);
         memcpy(b, a, bytes);
         memcpy(a, b, bytes);
         double rate = 4 * (double)bytes / (double)(base_now_ns() - start);
         if (status == HDL_OK)
-            status =
-                hdl_allreduce(p->group, &rate, &rate, 1, HDL_F64, HDL_SUM, NULL, NULL);
+            status = hdl_allreduce(p->job.group, &rate, &rate, 1, HDL_F64, HDL_SUM, NULL,
+                                   NULL);
         p->copy_GBps = rate > p->copy_GBps ? rate : p->copy_GBps;
     }
     free(a);
@@ -164,16 +126,16 @@ static enum hdl_status measure_small(struct perf_moe *p)
 {
     enum { N = 2001 };
     static double us[N];
+    struct perf_times times = {0};
     enum hdl_status status = HDL_OK;
     for (int i = 0; i < N && status == HDL_OK; i++) {
         int64_t sum = 1, start = base_now_ns();
-        status = sum_up(p, &sum);
+        status = perf_agree(&p->job, &sum, HDL_SUM);
         us[i] = (double)(base_now_ns() - start) / 1e3;
     }
     if (status == HDL_OK)
-        status = hdl_allreduce(p->group, us, us, N, HDL_F64, HDL_MAX, NULL, NULL);
-    qsort(us, N, sizeof(*us), compare_doubles);
-    p->small_us = us[N / 2];
+        status = perf_agree_times(&p->job, us, N, &times);
+    p->small_us = times.p50_us;
     return status;
 }
 
@@ -182,7 +144,7 @@ static enum hdl_status measure_small(struct perf_moe *p)
 
 static void print_head(const struct perf_moe *p)
 {
-    if (p->json || p->rank != 0)
+    if (p->job.json || p->job.rank != 0)
         return;
     printf(
         "%lld experts, top %lld, hidden %lld, %s, %s, %s, %s; all ranks copy %.1f GBps; "
@@ -195,7 +157,7 @@ static void print_head(const struct perf_moe *p)
 }
 
 struct row {
-    struct times times;
+    struct perf_times times;
     int64_t wire, least, memory; /* bytes: between ranks, at least so; in memory */
     bool checked;
 };
@@ -206,9 +168,9 @@ static void print_row(const struct perf_moe *p, int64_t tokens, const char *way,
     char wire[32], least[32];
     double algbw = (double)r->least / r->times.p50_us / 1e3;
     double membw = (double)r->memory / r->times.p50_us / 1e3;
-    if (p->rank != 0)
+    if (p->job.rank != 0)
         return;
-    if (p->json)
+    if (p->job.json)
         printf("{\"op\": \"%s\", \"ranks\": %d, \"bytes\": %" PRId64
                ", \"transport\": \"%s\", \"algorithm\": \"%s\", \"min_us\": %.3f, "
                "\"p50_us\": "
@@ -218,14 +180,14 @@ static void print_row(const struct perf_moe *p, int64_t tokens, const char *way,
                ", \"dtype\": \"%s\", \"layout\": \"%s\", \"wire_bytes\": %" PRId64
                ", \"min_bytes\": %" PRId64
                ", \"memory_GBps\": %.4f, \"copy_GBps\": %.4f, \"allreduce8_us\": %.3f}\n",
-               p->op, p->num_ranks, r->least, p->path, way, r->times.min_us,
+               p->op, p->job.num_ranks, r->least, p->job.path, way, r->times.min_us,
                r->times.p50_us, r->times.p99_us, algbw, algbw,
                r->checked ? "true" : "false", tokens, p->hidden, p->topk, p->experts,
                p->dtype, p->layout, r->wire, r->least, membw, p->copy_GBps, p->small_us);
     else
         printf("%-10s%6d%8" PRId64
-               "  %-12s%-12s%11.2f%11.2f%11.2f%11s%11s%10.3f%10.3f  %s\n",
-               p->op, p->num_ranks, tokens, p->path, way, r->times.min_us,
+               "  %-20s%-12s%11.2f%11.2f%11.2f%11s%11s%10.3f%10.3f  %s\n",
+               p->op, p->job.num_ranks, tokens, p->job.path, way, r->times.min_us,
                r->times.p50_us, r->times.p99_us,
                tool_bytes_text(wire, sizeof(wire), (uint64_t)r->wire),
                tool_bytes_text(least, sizeof(least), (uint64_t)r->least), algbw, membw,
@@ -266,8 +228,8 @@ static enum hdl_status count_least(struct perf_moe *p, const struct moe_bench *b
         row->least += b->remote * back;
         row->memory += (rows + 2 * b->pairs + b->tokens) * back;
     }
-    enum hdl_status status = sum_up(p, &row->least);
-    return status == HDL_OK ? sum_up(p, &row->memory) : status;
+    enum hdl_status status = perf_agree(&p->job, &row->least, HDL_SUM);
+    return status == HDL_OK ? perf_agree(&p->job, &row->memory, HDL_SUM) : status;
 }
 
 static enum hdl_status check(struct perf_moe *p, struct moe_bench *b, bool *good)
@@ -281,7 +243,7 @@ static enum hdl_status check(struct perf_moe *p, struct moe_bench *b, bool *good
         status = moe_bench_combine(b);
     wrong += status == HDL_OK ? moe_bench_check_results(b) : 1;
     if (status == HDL_OK)
-        status = sum_up(p, &wrong);
+        status = perf_agree(&p->job, &wrong, HDL_SUM);
     if (wrong != 0)
         *good = false;
     return status;
@@ -307,7 +269,7 @@ static enum hdl_status run_own(struct perf_moe *p, struct moe_bench *b, struct r
     if (strcmp(p->op, "moe") == 0)
         row->wire = bytes_sent(b) - before;
     if (status == HDL_OK)
-        status = sum_up(p, &row->wire);
+        status = perf_agree(&p->job, &row->wire, HDL_SUM);
     if (status == HDL_OK)
         status = count_least(p, b, row);
     if (status == HDL_OK)
@@ -327,9 +289,9 @@ static enum hdl_status run_usual(struct perf_moe *p, struct moe_bench *b, bool d
     enum hdl_status status = opened ? measure(p, &way, &row.times) : HDL_ENOMEM;
     int64_t halves = strcmp(p->op, "moe") == 0 ? 2 : 1;
     row.wire = (dense ? b->experts * b->tokens : b->tokens * b->topk) *
-               (int64_t)b->row_bytes * halves * (p->num_ranks - 1) / p->num_ranks;
+               (int64_t)b->row_bytes * halves * (p->job.num_ranks - 1) / p->job.num_ranks;
     if (status == HDL_OK)
-        status = sum_up(p, &row.wire);
+        status = perf_agree(&p->job, &row.wire, HDL_SUM);
     if (status == HDL_OK)
         print_row(p, b->tokens, way.name, &row);
     moe_usual_close(&usual);
@@ -355,9 +317,9 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
     int dtype = index_in(dtype_names, 3, p->dtype);
     struct row row = {.wire = 0};
     struct moe_bench b = {
-        .group = p->group,
-        .rank = p->rank,
-        .ranks = p->num_ranks,
+        .group = p->job.group,
+        .rank = p->job.rank,
+        .ranks = p->job.num_ranks,
         .tokens = tokens,
         .hidden = p->hidden,
         .topk = p->topk,
@@ -376,61 +338,28 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
     if (status == HDL_OK && p->compare && b.format == HDL_MOE_PLAIN)
         status = run_usual(p, &b, true, &row);
     if (status != HDL_OK)
-        tool_failed("rank %d: %s of %" PRId64 " tokens: %s: %s", p->rank, p->op, tokens,
-                    hdl_status_name(status), hdl_error_detail());
+        tool_failed("rank %d: %s of %" PRId64 " tokens: %s: %s", p->job.rank, p->op,
+                    tokens, hdl_status_name(status), hdl_error_detail());
     moe_bench_close(&b);
     p->good = p->good && row.checked;
     return status == HDL_OK ? TOOL_OK : TOOL_FAILED;
 }
 
-static const char *group_path(const struct perf_moe *p)
+static int run_all(void *user)
 {
-    const char *first = NULL;
-    for (int r = 0; r < p->num_ranks; r++) {
-        const char *path = hdl_group_transport(p->group, r);
-        if (r == p->rank || !path)
-            continue;
-        if (first && strcmp(first, path) != 0)
-            return "mixed";
-        first = path;
-    }
-    return first ? first : "self";
-}
-
-static int run_all(struct perf_moe *p)
-{
+    struct perf_moe *p = user;
     int code = TOOL_OK;
-    p->rank = hdl_group_rank(p->group);
-    p->num_ranks = hdl_group_size(p->group);
-    p->path = group_path(p);
     p->good = true;
-    if (p->experts % p->num_ranks != 0 || p->topk > p->experts || p->topk > 64)
+    if (p->experts % p->job.num_ranks != 0 || p->topk > p->experts || p->topk > 64)
         return tool_usage_error("%" PRId64 " experts, top %" PRId64
                                 ", %d ranks do not fit",
-                                p->experts, p->topk, p->num_ranks);
+                                p->experts, p->topk, p->job.num_ranks);
     if (measure_copy(p) != HDL_OK || measure_small(p) != HDL_OK)
         return tool_failed("the copy rate: %s", hdl_error_detail());
     print_head(p);
     for (size_t i = 0; i < p->tokens.count && code == TOOL_OK; i++)
         code = run_tokens(p, (int64_t)p->tokens.size[i]);
     return code == TOOL_OK && !p->good ? TOOL_FAILED : code;
-}
-
-static int run_rank(struct perf_moe *p)
-{
-    const struct hdl_context_opts opts = {.size = sizeof(opts),
-                                          .transport = p->transport};
-    const struct hdl_group_opts group_opts = {.size = sizeof(group_opts), .name = "perf"};
-    int code;
-    if (hdl_context_create(&opts, &p->context) != HDL_OK)
-        return tool_failed("could not join the job: %s", hdl_error_detail());
-    if (hdl_group_create(p->context, &group_opts, &p->group) != HDL_OK)
-        code = tool_failed("could not create the group: %s", hdl_error_detail());
-    else
-        code = run_all(p);
-    hdl_group_destroy(p->group);
-    hdl_context_destroy(p->context);
-    return code;
 }
 
 /* ------------------------------------------------------------------------------ command
@@ -454,13 +383,7 @@ static int start(struct perf_moe *p, int argc, char **argv, int first)
         return tool_usage_error("--phases must be fused or split, got '%s'", p->phases);
     if (p->compare && strcmp(p->compare, "alltoall") != 0)
         return tool_usage_error("--compare must be alltoall, got '%s'", p->compare);
-    if (launch_is_rank())
-        return run_rank(p);
-    struct launch launch = {.ranks = p->ranks > 0 ? p->ranks : 2,
-                            .hosts = p->hosts,
-                            .timeout_us = p->timeout_us,
-                            .grace_us = 5000000};
-    return launch_self(argc, argv, launch);
+    return perf_job_run(&p->job, argc, argv, run_all, p);
 }
 
 bool command_perf_is_moe(int argc, char **argv)
@@ -476,8 +399,7 @@ bool command_perf_is_moe(int argc, char **argv)
 int command_perf_moe(int argc, char **argv)
 {
     struct perf_moe p = {
-        .transport = "auto",
-        .time_us = 500000,
+        .job = {.transport = "auto", .time_us = 500000},
         .hidden = 4096,
         .topk = 8,
         .experts = 32,
@@ -488,10 +410,10 @@ int command_perf_moe(int argc, char **argv)
         .tokens = {4, {1, 16, 128, 1024}},
     };
     const struct tool_option options[] = {
-        {'n', "ranks", TOOL_INT, &p.ranks, 1, "N", "ranks to start (default 2)"},
-        {0, "hosts", TOOL_INT, &p.hosts, 1, "H",
+        {'n', "ranks", TOOL_INT, &p.job.ranks, 1, "N", "ranks to start (default 2)"},
+        {0, "hosts", TOOL_INT, &p.job.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
-        {0, "transport", TOOL_TEXT, &p.transport, 0, "WAY",
+        {0, "transport", TOOL_TEXT, &p.job.transport, 0, "WAY",
          "auto, shm or fabric (default auto)"},
         {'t', "tokens", TOOL_SIZES, &p.tokens, 0, "LIST",
          "tokens of a rank (default 1,16,128,1K)"},
@@ -507,11 +429,13 @@ int command_perf_moe(int argc, char **argv)
         {0, "phases", TOOL_TEXT, &p.phases, 0, "NAME", "fused or split (default fused)"},
         {0, "compare", TOOL_TEXT, &p.compare, 0, "alltoall",
          "also by counts and all_to_all_v, and by a dense all_to_all"},
-        {0, "iters", TOOL_INT, &p.iters, 1, "I",
+        {0, "iters", TOOL_INT, &p.job.iters, 1, "I",
          "measured steps (default: what fits into half a second)"},
-        {0, "time", TOOL_SECONDS, &p.time_us, 0, "S", "or measure for S seconds a size"},
-        {0, "timeout", TOOL_SECONDS, &p.timeout_us, 0, "S", "stop all after S seconds"},
-        {0, "json", TOOL_FLAG, &p.json, 0, NULL, "one JSON object a line"},
+        {0, "time", TOOL_SECONDS, &p.job.time_us, 0, "S",
+         "or measure for S seconds a size"},
+        {0, "timeout", TOOL_SECONDS, &p.job.timeout_us, 0, "S",
+         "stop all after S seconds"},
+        {0, "json", TOOL_FLAG, &p.job.json, 0, NULL, "one JSON object a line"},
     };
     const struct tool_usage usage = {
         "heddle perf dispatch|combine|moe [options]",
