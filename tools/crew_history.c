@@ -20,6 +20,23 @@ static struct crew_holder *find(struct crew_history *history, uint32_t slot,
     return NULL;
 }
 
+/* In the order of the intervals, in which ranks do not tell them. */
+static struct crew_holder *insert(struct crew_history *history, uint32_t slot,
+                                  uint64_t rank_epoch, uint64_t first)
+{
+    uint32_t at = history->count[slot]++;
+    uint32_t oldest = at >= CREW_HOLDERS ? at - CREW_HOLDERS + 1 : 0;
+    struct crew_holder *holder = history->holder[slot];
+    for (; at > oldest; at--) {
+        const struct crew_holder *before = &holder[(at - 1) % CREW_HOLDERS];
+        if (before->first < first ||
+            (before->first == first && before->rank_epoch < rank_epoch))
+            break;
+        holder[at % CREW_HOLDERS] = *before;
+    }
+    return &holder[at % CREW_HOLDERS];
+}
+
 bool crew_history_add(struct crew_history *history, const struct crew_record *record,
                       char *text, size_t room)
 {
@@ -29,7 +46,7 @@ bool crew_history_add(struct crew_history *history, const struct crew_record *re
     struct crew_holder *holder =
         find(history, slot, record->slot.rank_epoch, record->slot.first);
     if (!holder) {
-        holder = &history->holder[slot][history->count[slot]++ % CREW_HOLDERS];
+        holder = insert(history, slot, record->slot.rank_epoch, record->slot.first);
         *holder = (struct crew_holder){.rank_epoch = record->slot.rank_epoch,
                                        .first = record->slot.first,
                                        .last = record->slot.last,
@@ -63,6 +80,8 @@ struct expected {
     uint64_t end;    /* and in the last one, */
     uint64_t either; /* or not: their interval ends within the operation */
     uint64_t failed; /* are reported if they lack in the last one */
+    /* Of an interval whose end nobody told: another came before the next look. */
+    uint64_t unknown;
 };
 
 static struct expected expect(const struct crew_history *history, uint64_t number)
@@ -74,8 +93,13 @@ static struct expected expect(const struct crew_history *history, uint64_t numbe
         uint32_t oldest = count > CREW_HOLDERS ? count - CREW_HOLDERS : 0;
         for (uint32_t i = oldest; i < count; i++) {
             const struct crew_holder *h = &history->holder[s][i % CREW_HOLDERS];
-            if (number < ctl_x_op(h->first))
+            const struct crew_holder *next =
+                i + 1 < count ? &history->holder[s][(i + 1) % CREW_HOLDERS] : NULL;
+            bool over = next && number >= ctl_x_op(next->first);
+            if (number < ctl_x_op(h->first) || (h->last == CTL_X_FOREVER && over))
                 continue;
+            if (h->last == CTL_X_FOREVER && next)
+                e.unknown |= bit;
             /* A later holder ends what is reported of an earlier one. */
             e.failed &= ~bit;
             if (number <= h->reported)
@@ -107,6 +131,10 @@ bool crew_history_fits(const struct crew_history *history, const struct crew_rec
 {
     struct expected e = expect(history, r->op.number);
     uint64_t begin = r->op.runs ? r->op.run[0].ranks : 0, end = crew_ranks(r);
+    e.begin = (e.begin & ~e.unknown) | (begin & e.unknown);
+    e.end &= ~e.unknown;
+    e.either |= e.unknown;
+    e.failed |= e.unknown;
     uint64_t lacking = e.failed & ~e.end & ~e.either;
     bool data = true, failed = ((r->op.failed ^ lacking) & ~(e.either & e.failed)) == 0;
     switch (r->op.kind) {

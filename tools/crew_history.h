@@ -11,8 +11,9 @@
 
 /*
  * Of each slot its holders, in the order of their intervals. A rank tells each view that
- * it sees (records of type CREW_SLOT); it may miss some, but not all ranks miss an
- * interval's end.
+ * it sees (records of type CREW_SLOT) after an operation, so it misses some. All ranks
+ * miss the end of an interval that another follows at once, as of a joiner that leaves
+ * the middle of the exchange's link: then that slot says nothing in between.
  */
 struct crew_holder {
     uint64_t rank_epoch, first, last, reported;

@@ -302,8 +302,12 @@ static void attach_failed(struct ctl_coordinator *c, struct coord_group *group,
                           uint32_t by)
 {
     char text[CTL_LINE_BYTES];
-    (void)snprintf(text, sizeof(text), "rank %u cannot reach rank %u: %.300s", by,
-                   joiner->slot, msg->text);
+    if (by == joiner->slot)
+        (void)snprintf(text, sizeof(text), "rank %u cannot reach the group: %.300s", by,
+                       msg->text);
+    else
+        (void)snprintf(text, sizeof(text), "rank %u cannot reach rank %u: %.300s", by,
+                       joiner->slot, msg->text);
     joiner->state = MEMBER_REGISTERED;
     joiner->introduced = false;
     base_list_each(node, after, &group->proposals)

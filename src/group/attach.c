@@ -97,12 +97,15 @@ static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
     struct net *net = group->engine->net;
     const struct ctl_bytes *handle = slot->endpoint;
     bool near = net_handle_mapped(net, handle->data, handle->size);
-    if (!near && !messaged)
+    /* Both sides say the same: the newcomer, which guesses the path, sees it by this. */
+    bool newcomer = group->path == &group_path_isolated;
+    if (!near &&
+        (!messaged || (newcomer && !net_handle_has_fabric(handle->data, handle->size))))
         return base_fail(
             HDL_ENOTSUP,
             "rank %u is on another host, and the founders of group %s share "
             "memory: give it its capacity and transport fabric from the start",
-            rank, group->name);
+            newcomer ? group->rank : rank, group->name);
     struct group_reach *reach = base_alloc(group->engine->env, 1, sizeof(*reach));
     if (!reach)
         return HDL_ENOMEM;

@@ -134,6 +134,8 @@ bool net_handles_mapped(const struct net *net, const void *a, size_t a_length,
                         const void *b, size_t b_length);
 /* Would net_remote_open of this handle be mapped? Asks nobody. False for a bad handle. */
 bool net_handle_mapped(const struct net *net, const void *handle, size_t length);
+/* Has the window's process a fabric address? False for a bad handle. */
+bool net_handle_has_fabric(const void *handle, size_t length);
 
 /* -------------------------------------------------------------------------------- data
  */

@@ -22,6 +22,13 @@ bool net_handle_mapped(const struct net *net, const void *data, size_t length)
            remote_is_mapped(net, &handle);
 }
 
+bool net_handle_has_fabric(const void *data, size_t length)
+{
+    struct net_handle handle;
+    return net_handle_unpack(data, length, &handle) == HDL_OK &&
+           handle.address_length > 0;
+}
+
 bool net_handles_mapped(const struct net *net, const void *a, size_t a_length,
                         const void *b, size_t b_length)
 {

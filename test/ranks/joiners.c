@@ -179,7 +179,7 @@ static void far_replacement(bool near)
     member_found(2, 2, true);
     if (!near) {
         CHECK_STATUS(hdl_group_join(self.group, CHANGE_US, NULL), HDL_ENOTSUP);
-        rank_check_text(hdl_error_detail(), "another host", NULL);
+        rank_check_text(hdl_error_detail(), "rank 1 is on another host", NULL);
         return;
     }
     CHECK_OK(hdl_group_join(self.group, CHANGE_US, NULL));

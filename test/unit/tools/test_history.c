@@ -84,6 +84,28 @@ static void test_replacement(void **state)
     assert_false(fits(8, 0xe, 0x1));
 }
 
+/* A joiner that went and came back between two looks of everybody: where its first
+ * interval ended is not known, and does not matter behind the begin of the second, which
+ * a rank may have told before. */
+static void test_end_not_told(void **state)
+{
+    (void)state;
+    found();
+    assert_true(tell(1, 1, 2, 0, ctl_x_end(5), 0));
+    assert_true(tell(1, 1, 5, ctl_x(30, 0), CTL_X_FOREVER, 0));
+    assert_true(tell(1, 1, 3, ctl_x(20, 0), CTL_X_FOREVER, 0));
+    assert_true(fits(19, 0xd, 0));
+    assert_false(fits(19, 0xf, 0));
+    assert_true(fits(20, 0xf, 0));
+    assert_true(fits(29, 0xd, 0));
+    assert_false(fits(29, 0x9, 0));
+    assert_true(fits(30, 0xf, 0));
+    assert_false(fits(30, 0xd, 0));
+    assert_true(tell(1, 1, 6, ctl_x(30, 0), ctl_x_end(40), 41));
+    assert_true(fits(41, 0xd, 0x2));
+    assert_true(fits(42, 0xd, 0));
+}
+
 /* Two views with the same number differ, or an interval grows again. */
 static void test_contradictions(void **state)
 {
@@ -99,9 +121,8 @@ static void test_contradictions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_two_deaths),
-        cmocka_unit_test(test_removal_and_return),
-        cmocka_unit_test(test_replacement),
+        cmocka_unit_test(test_two_deaths),     cmocka_unit_test(test_removal_and_return),
+        cmocka_unit_test(test_replacement),    cmocka_unit_test(test_end_not_told),
         cmocka_unit_test(test_contradictions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
