@@ -400,7 +400,10 @@ static void soak(void)
             before = holds();
     }
     struct held after = holds();
-    CHECK(after.pages <= before.pages + 64 && after.files == before.files,
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL)); /* a peer that leaves is closed */
+    /* Sanitizers keep pages of their own. */
+    CHECK((RANK_SLOW > 1 || after.pages <= before.pages + 64) &&
+              after.files <= before.files,
           "%ld pages and %d files grew to %ld and %d", before.pages, before.files,
           after.pages, after.files);
     if (self.rank == 0)
