@@ -646,6 +646,30 @@ enum hdl_moe_wire {
     HDL_MOE_WIRE_FP8 /* as HDL_MOE_FP8, scale division included */
 };
 
+/*
+ * Where the memory of calls lies. HDL_MOE_CUDA: every array that a call is given is
+ * memory that opts.cuda_device can access (its own, or pinned host memory), and the call
+ * only puts work into hdl_moe_call.stream: it waits for nothing, returns HDL_OK once the
+ * work is queued, and may be captured into a graph, whose replays are steps like any
+ * others. All ranks then are processes of one host, one for each GPU, in any order, and
+ * may each see their own device only. What such a call does otherwise:
+ *   - memory that it was given may be used again once its work in the stream is done
+ *   - work of one lane goes to streams in the order of its calls, dispatch before combine
+ *   - who did not come is found in hdl_moe_call.active, hdl_moe_result.missing and
+ *     hdl_moe_status; the status of the call cannot say so
+ *   - ids out of range act as -1, T > M as T = 0: hdl_moe_status names the first offence,
+ *     and the next dispatch returns HDL_EINVAL with it, once, having done nothing
+ */
+enum hdl_moe_memory { HDL_MOE_HOST = 0, HDL_MOE_CUDA };
+
+/* How rows cross between GPUs; the results are the same in all bits. */
+enum hdl_moe_protocol {
+    HDL_MOE_AUTO = 0, /* by the size of a step */
+    HDL_MOE_LL,       /* flags inside the data: small batches */
+    HDL_MOE_CHUNK,    /* rows, then a flag for some of them */
+    HDL_MOE_BULK      /* the same by the copy engine, for large batches */
+};
+
 struct hdl_moe_opts {
     size_t size;
     int32_t num_experts; /* E, 1 to 4096 */
@@ -672,12 +696,17 @@ struct hdl_moe_opts {
     const int32_t *expert_counts;
     const int32_t *expert_ids;
     int64_t timeout_us; /* of creation; 0 = 60 s */
+    enum hdl_moe_memory memory;
+    int32_t cuda_device;            /* HDL_MOE_CUDA: its number in this process */
+    int32_t cuda_blocks;            /* multiprocessors that a call may take; 0 = all */
+    enum hdl_moe_protocol protocol; /* HDL_MOE_CUDA */
 };
 
 /* What an exchange needs and how large its outputs are. */
 struct hdl_moe_sizes {
     size_t size;
-    uint64_t arena_bytes;          /* shared memory of a rank, combine buffers included */
+    uint64_t arena_bytes; /* shared memory of a rank, combine buffers included; with
+                             HDL_MOE_CUDA device memory without them */
     uint64_t combine_buffer_bytes; /* of one lane: next_combine_buffer */
     uint64_t combine_buffer_elements;
     uint64_t out_rows;      /* capacity of hdl_moe_received.rows in rows */
@@ -708,6 +737,9 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_size_hint(const struct hdl_moe_op
  *                 on all ranks
  *   HDL_ENOMEM, HDL_ESYSTEM: no memory of arena_bytes, or no descriptor for it
  *   HDL_ETIMEDOUT timeout_us of the options is over
+ *   HDL_ENOTSUP   HDL_MOE_CUDA: no driver, device or kernels here; an option that kernels
+ *                 do not have; a rank on another host. The text says which
+ *   HDL_EGPU      the driver failed; its call and error are named
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_create(struct hdl_group *group,
                                                       const struct hdl_moe_opts *opts,
@@ -722,6 +754,8 @@ HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
  * all members in a new generation. expert_counts [R] and expert_ids as in the options,
  * with 0 experts where no member is; NULL = the map stays. Steps that are open end: their
  * handles are HDL_ESTALE. Memory of hdl_moe_next_combine_buffer is gone, counters go on.
+ * With HDL_MOE_CUDA it waits until the device is idle, and memory stays where it is:
+ * captured graphs stay valid unless the map changes.
  *   errors        as for hdl_moe_create; after one the exchange is as it was
  *   HDL_ENOTSUP   it had 65535 updates
  */
@@ -748,6 +782,10 @@ struct hdl_moe_call {
      */
     int32_t *active;
     int64_t timeout_us; /* 0 or HDL_FOREVER = none: only an absent rank ends it */
+    /* HDL_MOE_CUDA: CUstream or cudaStream_t of the device's primary context, which
+     * CUDA's runtime uses too; NULL = its default stream. `active` is device memory here,
+     * read when the work begins and written when it ends. */
+    void *stream;
 };
 
 /* The own tokens of a step. Memory may be reused when the call returns. */
@@ -760,6 +798,8 @@ struct hdl_moe_tokens {
     const float *weights; /* [T][k]; NULL = they come with combine (late_weights) */
     int64_t num_tokens;   /* T, 0 to M */
     bool ids_are_64;      /* topk_ids is int64_t, else int32_t */
+    const int32_t *num_tokens_at; /* HDL_MOE_CUDA: device word with T, read when the work
+                                     begins; NULL = num_tokens */
 };
 
 /*
@@ -780,9 +820,10 @@ struct hdl_moe_received {
     int32_t *local_ids;     /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
     float *weights;         /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
     int32_t *source_counts; /* [S] rows of each source */
-    /* filled by the library */
+    /* filled by the library; with HDL_MOE_CUDA -1: see totals */
     int64_t num_rows;  /* rows delivered, for EXPERT_FLAT with padding */
     int64_t num_pairs; /* sum of counts */
+    int64_t *totals;   /* HDL_MOE_CUDA: [2] num_rows, num_pairs on the device, or NULL */
 };
 
 /*
@@ -887,6 +928,8 @@ hdl_moe_combine_recv(struct hdl_moe *moe, const struct hdl_moe_handle *handle,
  * *rows = registered memory shaped like the input of combine (combine_buffer_bytes of
  * size_hint), one for each lane: what lies there crosses without a copy. Valid from
  * dispatch_send to the end of that step's combine; contents are not kept between steps.
+ * HDL_MOE_CUDA: device memory, allocated by the first call; all device memory crosses
+ * without a copy there.
  *   HDL_ESTALE, HDL_EINVAL, HDL_ENOTSUP as for combine
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
@@ -906,6 +949,7 @@ struct hdl_moe_state {
     int64_t error_token;        /* its token, position and value where an id was wrong; */
     int64_t error_position;     /* else -1 */
     int64_t error_value;
+    /* The arrays are not filled with HDL_MOE_CUDA. */
     uint64_t *expert_rows; /* in: [L] or NULL: rows received, by own expert */
     uint64_t *wait_ns;     /* in: [R] or NULL: time that this rank waited for each */
     uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */

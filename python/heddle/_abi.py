@@ -157,6 +157,22 @@ class MoeWire(enum.IntEnum):
     FP8 = 2
 
 
+class MoeMemory(enum.IntEnum):
+    """Where the memory of an exchange's calls lies."""
+
+    HOST = 0
+    CUDA = 1
+
+
+class MoeProtocol(enum.IntEnum):
+    """How rows cross between GPUs."""
+
+    AUTO = 0
+    LL = 1
+    CHUNK = 2
+    BULK = 3
+
+
 # C name of an enum and prefix of its constants.
 ENUMS: dict[str, tuple[type[enum.IntEnum], str]] = {
     "hdl_status": (Status, "HDL_"),
@@ -170,6 +186,8 @@ ENUMS: dict[str, tuple[type[enum.IntEnum], str]] = {
     "hdl_moe_layout": (MoeLayout, "HDL_MOE_"),
     "hdl_moe_format": (MoeFormat, "HDL_MOE_"),
     "hdl_moe_wire": (MoeWire, "HDL_MOE_WIRE_"),
+    "hdl_moe_memory": (MoeMemory, "HDL_MOE_"),
+    "hdl_moe_protocol": (MoeProtocol, "HDL_MOE_"),
 }
 
 # -------------------------------------------------------------------- structs
@@ -312,6 +330,10 @@ class MoeOpts(Sized):
         ("expert_counts", POINTER(c_int32)),
         ("expert_ids", POINTER(c_int32)),
         ("timeout_us", c_int64),
+        ("memory", c_int),
+        ("cuda_device", c_int32),
+        ("cuda_blocks", c_int32),
+        ("protocol", c_int),
     ]
 
 
@@ -334,7 +356,7 @@ class MoeHandle(ctypes.Structure):
 
 
 class MoeCall(Sized):
-    _fields_ = [("size", c_size_t), ("active", c_void_p), ("timeout_us", c_int64)]
+    _fields_ = [("size", c_size_t), ("active", c_void_p), ("timeout_us", c_int64), ("stream", c_void_p)]
 
 
 class MoeTokens(Sized):
@@ -346,6 +368,7 @@ class MoeTokens(Sized):
         ("weights", c_void_p),
         ("num_tokens", c_int64),
         ("ids_are_64", c_bool),
+        ("num_tokens_at", c_void_p),
     ]
 
 
@@ -364,6 +387,7 @@ class MoeReceived(Sized):
         ("source_counts", c_void_p),
         ("num_rows", c_int64),
         ("num_pairs", c_int64),
+        ("totals", c_void_p),
     ]
 
 

@@ -20,10 +20,12 @@
 
 IMAGE(gpu_image_dispatch, GPU_FATBIN_DISPATCH)
 IMAGE(gpu_image_combine, GPU_FATBIN_COMBINE)
+IMAGE(gpu_image_mask, GPU_FATBIN_MASK)
 
 const struct gpu_image gpu_kernel_images[GPU_MAX_IMAGES + 1] = {
     {gpu_image_dispatch, "moe_dispatch_"},
     {gpu_image_combine, "moe_combine_"},
+    {gpu_image_mask, "moe_mask_"},
     {NULL, NULL},
 };
 const char gpu_kernels_architectures[] = GPU_ARCHITECTURES;

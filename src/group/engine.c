@@ -45,12 +45,15 @@ enum hdl_status group_engine_create(struct base_env *env, struct host *host,
     engine->spin_ns = env->config.spin;
     engine->yield_ns = env->config.yield;
     engine->cores = usable_cores();
+    base_list_init(&engine->watches);
+    (void)pthread_mutex_init(&engine->watch_lock, NULL);
     group_worker_init(&engine->attacher, host, "hdl-attach");
     group_worker_init(&engine->notifier, host, "hdl-notify");
     enum hdl_status status = group_thread_start(engine);
     if (status != HDL_OK) {
         group_worker_destroy(&engine->attacher);
         group_worker_destroy(&engine->notifier);
+        (void)pthread_mutex_destroy(&engine->watch_lock);
         base_free_aligned(env, engine);
         return status;
     }
@@ -64,6 +67,7 @@ void group_engine_destroy(struct group_engine *engine)
         return;
     group_worker_destroy(&engine->attacher);
     group_worker_destroy(&engine->notifier);
+    (void)pthread_mutex_destroy(&engine->watch_lock);
     group_thread_stop(engine);
     group_op_pool_destroy(engine);
     base_free_aligned(engine->env, engine);

@@ -53,6 +53,9 @@ struct group_engine {
     uint32_t cores;
 
     struct group_worker attacher, notifier;
+    pthread_mutex_t
+        watch_lock;           /* never held while blocking: the control thread takes it */
+    struct base_list watches; /* struct group_watch, of all groups */
     struct host_thread *thread;
     alignas(64) _Atomic uint32_t work; /* futex of the progress thread */
     _Atomic bool asleep;               /* it sleeps until it is kicked */

@@ -370,6 +370,18 @@ bool group_rank_active(struct hdl_group *group, uint32_t rank);
  * awake. */
 void group_ring(struct hdl_group *group, uint32_t rank);
 
+/* A job of a group that runs after each change of its view, on the thread of users'
+ * callbacks. */
+struct group_watch {
+    struct base_list node;
+    const struct hdl_group *group;
+    struct group_job job;
+};
+void group_watch_views(struct hdl_group *group, struct group_watch *watch,
+                       void (*run)(struct group_job *job));
+/* When it returns the job does not run and will not. A watch of zeros is legal. */
+void group_unwatch_views(struct group_watch *watch);
+
 /* A collective by which all ranks learn whether all could do `what`: a rank that failed
  * must not leave the others waiting. HDL_OK, the own failure, or HDL_EPEER. */
 enum hdl_status group_agree(struct hdl_group *group, enum hdl_status own,

@@ -198,8 +198,39 @@ enum hdl_status hdl_group_member(const struct hdl_group *const_group, int32_t ra
 
 void group_notify(struct hdl_group *group)
 {
+    struct group_engine *engine = group->engine;
     if (atomic_load(&group->on_view))
-        (void)group_worker_post(&group->engine->notifier, &group->notify_job);
+        (void)group_worker_post(&engine->notifier, &group->notify_job);
+    pthread_mutex_lock(&engine->watch_lock);
+    base_list_each(i, after, &engine->watches)
+    {
+        struct group_watch *watch = base_container_of(i, struct group_watch, node);
+        if (watch->group == group)
+            (void)group_worker_post(&engine->notifier, &watch->job);
+    }
+    pthread_mutex_unlock(&engine->watch_lock);
+}
+
+void group_watch_views(struct hdl_group *group, struct group_watch *watch,
+                       void (*run)(struct group_job *job))
+{
+    watch->group = group;
+    group_job_init(&watch->job, run);
+    pthread_mutex_lock(&group->engine->watch_lock);
+    base_list_push_back(&group->engine->watches, &watch->node);
+    pthread_mutex_unlock(&group->engine->watch_lock);
+}
+
+void group_unwatch_views(struct group_watch *watch)
+{
+    if (!watch->group)
+        return;
+    struct group_engine *engine = watch->group->engine;
+    pthread_mutex_lock(&engine->watch_lock);
+    base_list_remove(&watch->node);
+    pthread_mutex_unlock(&engine->watch_lock);
+    group_worker_cancel(&engine->notifier, &watch->job);
+    watch->group = NULL;
 }
 
 void group_notify_run(struct group_job *job)

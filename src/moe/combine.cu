@@ -376,7 +376,7 @@ MOE_DEVICE uint32_t take_access(const moe_gpu_args &a, step_view v, uint32_t tok
 /* The ranks that a contribution for an own token is expected from. */
 MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
 {
-    return a.lane.own_ranks[token] & a.lane.state->sent & a.active;
+    return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a);
 }
 
 /*
@@ -430,6 +430,8 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     trace(a, 6);
     if (!__syncthreads_or(incomplete))
         return;
+    if (threadIdx.x == 0)
+        note_incomplete(a, v, 1);
     if (!a.accumulate)
         redo_tokens<TYPE, WIDE>(a, v, turns);
     for (uint32_t i = threadIdx.x; a.missing && i < turns; i += THREADS)

@@ -33,6 +33,10 @@ static enum hdl_status check_ranges(const struct hdl_moe_opts *o, int32_t ranks)
         {"align", o->align, 0, 1 << 20},
         {"lanes", o->lanes, 0, MOE_MAX_LANES},
         {"dp_size", o->dp_size, 0, ranks},
+        {"memory", o->memory, HDL_MOE_HOST, HDL_MOE_CUDA},
+        {"cuda_device", o->cuda_device, 0, INT32_MAX},
+        {"cuda_blocks", o->cuda_blocks, 0, INT32_MAX},
+        {"protocol", o->protocol, HDL_MOE_AUTO, HDL_MOE_BULK},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         enum hdl_status status =
@@ -95,8 +99,7 @@ size_t moe_scale_bytes(enum hdl_moe_format format, uint32_t hidden)
     }
 }
 
-static void fill_shape(struct moe_config *c, const struct hdl_moe_opts *o, int32_t ranks,
-                       bool device)
+static void fill_shape(struct moe_config *c, const struct hdl_moe_opts *o, int32_t ranks)
 {
     struct moe_shape *s = &c->shape;
     bool fp8_wire = c->wire == HDL_MOE_WIRE_FP8;
@@ -120,14 +123,14 @@ static void fill_shape(struct moe_config *c, const struct hdl_moe_opts *o, int32
     s->take_elem = c->opaque ? 0 : (uint32_t)take;
     s->late_weights = o->late_weights;
     s->exact = o->exact || (o->late_weights && o->layout != HDL_MOE_RANK_MAJOR);
-    s->device = device;
+    s->device = o->memory == HDL_MOE_CUDA;
+    c->protocol = o->protocol;
     c->row_in_bytes = (size_t)s->hidden * given;
     c->timeout_us = o->timeout_us > 0 ? o->timeout_us : 60000000;
 }
 
 enum hdl_status moe_config_init(struct base_env *env, struct moe_config *config,
-                                const struct hdl_moe_opts *opts, int32_t ranks,
-                                bool device)
+                                const struct hdl_moe_opts *opts, int32_t ranks)
 {
     struct hdl_moe_opts o;
     memset(config, 0, sizeof(*config));
@@ -142,7 +145,7 @@ enum hdl_status moe_config_init(struct base_env *env, struct moe_config *config,
                           o.expert_counts, o.expert_ids);
     if (status != HDL_OK)
         return status;
-    fill_shape(config, &o, ranks, device);
+    fill_shape(config, &o, ranks);
     if (!moe_layout_init(&config->layout, &config->shape)) {
         moe_map_free(env, &config->map);
         return base_fail(
@@ -189,7 +192,8 @@ void moe_config_fields(const struct moe_config *c,
         {"late_weights", c->shape.late_weights},
         {"lanes", c->shape.lanes},
         {"dp_size", c->shape.dp},
-        {"device", c->shape.device},
+        {"memory", c->shape.device},
+        {"protocol", c->protocol},
         {"expert map", map_digest(&c->map)},
     };
     memcpy(fields, all, sizeof(all));

@@ -14,6 +14,7 @@ struct moe_config {
     enum hdl_dtype combine_dtype;
     enum hdl_moe_format format;
     enum hdl_moe_wire wire;
+    enum hdl_moe_protocol protocol;
     size_t row_in_bytes; /* of a row as the caller gives it */
     bool exact;
     bool zero_padding;
@@ -25,15 +26,13 @@ struct moe_config {
 /* Bytes of the scales of one row, 0 for HDL_MOE_PLAIN. */
 size_t moe_scale_bytes(enum hdl_moe_format format, uint32_t hidden);
 
-/* HDL_EINVAL with the offending values; then there is nothing to free. `device`: the
- * arena lies in device memory. */
+/* HDL_EINVAL with the offending values; then there is nothing to free. */
 enum hdl_status moe_config_init(struct base_env *env, struct moe_config *config,
-                                const struct hdl_moe_opts *opts, int32_t ranks,
-                                bool device);
+                                const struct hdl_moe_opts *opts, int32_t ranks);
 void moe_config_free(struct base_env *env, struct moe_config *config);
 
 /* The fields that all ranks must agree on, as name and value. */
-enum { MOE_CONFIG_FIELDS = 17 };
+enum { MOE_CONFIG_FIELDS = 18 };
 struct moe_config_field {
     const char *name;
     int64_t value;

@@ -8,7 +8,7 @@
 #include "base/option.h"
 #include "group/engine.h"
 #include "group/group.h"
-#include "moe/exchange.h"
+#include "moe/gpu_link.h"
 
 /* What a rank tells the others. */
 struct note {
@@ -56,14 +56,10 @@ static enum hdl_status compare(const struct note *notes, uint32_t ranks)
     return HDL_OK;
 }
 
-/* The newest generation and step of any rank. */
-struct newest {
-    uint64_t generation, step;
-};
-
-static void find_newest(const struct note *notes, uint32_t ranks, struct newest *newest)
+static void find_newest(const struct note *notes, uint32_t ranks,
+                        struct moe_newest *newest)
 {
-    *newest = (struct newest){0, 0};
+    *newest = (struct moe_newest){0, 0};
     for (uint32_t r = 0; r < ranks; r++) {
         uint64_t generation = (uint64_t)notes[r].generation;
         uint64_t step = (uint64_t)notes[r].step;
@@ -82,6 +78,8 @@ static void fill_note(struct note *note, enum hdl_status own,
         int64_t step = (int64_t)old->lanes[i].step;
         note->step = step > note->step ? step : note->step;
     }
+    if (old && old->link)
+        note->step = (int64_t)moe_gpu_link_step(old);
     note->generation = old ? (int64_t)old->generation : 0;
     if (own != HDL_OK)
         return;
@@ -93,7 +91,8 @@ static void fill_note(struct note *note, enum hdl_status own,
 /* All ranks get here, also those whose options are wrong: nobody is left waiting. */
 static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status own,
                                         const struct moe_config *config,
-                                        const struct hdl_moe *old, struct newest *newest)
+                                        const struct hdl_moe *old,
+                                        struct moe_newest *newest)
 {
     struct base_env *env = group->engine->env;
     uint32_t ranks = group_capacity(group);
@@ -118,42 +117,48 @@ static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status
     return status;
 }
 
-/* Makes an exchange, the successor of `old` if there is one; the same operations of the
- * group in either case, so that a new member's creation meets the others' update. */
-static enum hdl_status make(struct hdl_group *group, const struct hdl_moe_opts *opts,
-                            const struct hdl_moe *old, struct hdl_moe **made)
+/* What creation and update begin with: the options, and that all ranks have the same. */
+static enum hdl_status prepare(struct hdl_group *group, const struct hdl_moe_opts *opts,
+                               const struct hdl_moe *old, struct moe_config *config,
+                               struct moe_newest *newest)
 {
     struct base_env *env = group->engine->env;
-    struct moe_config config;
-    struct moe_peers *peers;
-    struct newest newest;
-    enum hdl_status status =
-        moe_config_init(env, &config, opts, (int32_t)group_capacity(group), false);
-    bool have_config = status == HDL_OK;
-    *made = NULL;
-    status = agree_on_options(group, status, &config, old, &newest);
-    if (status == HDL_OK && newest.generation >= UINT16_MAX)
+    enum hdl_status own =
+        moe_config_init(env, config, opts, (int32_t)group_capacity(group));
+    enum hdl_status status = agree_on_options(group, own, config, old, newest);
+    if (status == HDL_OK && newest->generation >= UINT16_MAX)
         status = base_fail(HDL_ENOTSUP, "the exchange has had %llu updates",
-                           (unsigned long long)newest.generation);
-    if (status == HDL_OK)
-        status = moe_peers_group(env, group, config.layout.total_bytes, &peers);
-    if (status != HDL_OK) {
-        if (have_config)
-            moe_config_free(env, &config);
+                           (unsigned long long)newest->generation);
+    if (status != HDL_OK && own == HDL_OK)
+        moe_config_free(env, config);
+    return status;
+}
+
+/* Makes an exchange in host memory, the successor of another or the first; the same
+ * operations of the group in either case, so that a new member's creation meets the
+ * others' update. */
+static enum hdl_status make(struct hdl_group *group, struct moe_config *config,
+                            const struct moe_newest *newest, struct hdl_moe **made)
+{
+    struct base_env *env = group->engine->env;
+    struct moe_peers *peers;
+    *made = NULL;
+    enum hdl_status status =
+        moe_peers_group(env, group, config->layout.total_bytes, &peers);
+    if (status != HDL_OK || !peers)
+        moe_config_free(env, config);
+    if (status != HDL_OK)
         return status;
-    }
-    if (!peers)
-        moe_config_free(env, &config);
     status = group_agree(
-        group, peers ? moe_exchange_create(env, &config, peers, made) : HDL_ENOMEM,
+        group, peers ? moe_exchange_create(env, config, peers, made) : HDL_ENOMEM,
         "exchange"); /* it exists on all ranks or on none */
     if (status != HDL_OK) {
         hdl_moe_destroy(*made);
         return status;
     }
     (*made)->group = group;
-    (*made)->generation = newest.generation + 1;
-    moe_exchange_start_at(*made, newest.step + 1);
+    (*made)->generation = newest->generation + 1;
+    moe_exchange_start_at(*made, newest->step + 1);
     return HDL_OK;
 }
 
@@ -161,15 +166,23 @@ enum hdl_status hdl_moe_create(struct hdl_group *group, const struct hdl_moe_opt
                                struct hdl_moe **moe)
 {
     struct hdl_moe *made;
+    struct hdl_moe_opts copy;
+    struct moe_config config;
+    struct moe_newest newest;
     enum hdl_status status = group_check(group);
     if (status == HDL_OK && !moe)
         status = base_fail(HDL_EINVAL, "hdl_moe_create: moe is NULL");
     if (status == HDL_OK)
-        status = make(group, opts, NULL, &made);
+        status = prepare(group, opts, NULL, &config, &newest);
+    if (status == HDL_OK) /* it was accepted, so it is a valid struct of some size */
+        status = base_option_copy("hdl_moe_opts", opts, &copy, sizeof(copy));
+    if (status == HDL_OK)
+        status = config.shape.device
+                     ? moe_gpu_link_create(group, &copy, &config, &newest, &made)
+                     : make(group, &config, &newest, &made);
     if (status != HDL_OK)
         return status;
-    /* It was accepted, so it is a valid struct of some size. */
-    status = base_option_copy("hdl_moe_opts", opts, &made->opts, sizeof(made->opts));
+    made->opts = copy;
     made->opts.expert_counts = made->opts.expert_ids = NULL;
     *moe = made;
     return status;
@@ -191,6 +204,8 @@ enum hdl_status hdl_moe_update(struct hdl_moe *m, const int32_t *expert_counts,
                                const int32_t *expert_ids)
 {
     struct hdl_moe *fresh;
+    struct moe_config config;
+    struct moe_newest newest;
     int32_t *map = NULL;
     enum hdl_status status = moe_exchange_check(m);
     if (status == HDL_OK)
@@ -207,8 +222,12 @@ enum hdl_status hdl_moe_update(struct hdl_moe *m, const int32_t *expert_counts,
         opts.expert_counts = map;
         opts.expert_ids = map + m->config.shape.ranks;
     }
-    status = make(m->group, &opts, m, &fresh);
+    status = prepare(m->group, &opts, m, &config, &newest);
     base_free(m->env, map);
+    if (status == HDL_OK && m->link)
+        return moe_gpu_link_update(m, &config, &newest);
+    if (status == HDL_OK)
+        status = make(m->group, &config, &newest, &fresh);
     if (status != HDL_OK)
         return status;
     fresh->opts = m->opts;

@@ -71,22 +71,30 @@ MOE_DEVICE uint32_t own_tokens(const moe_gpu_args &a)
 MOE_COLD uint32_t choose_holder(const moe_gpu_args &a, uint32_t expert, uint32_t token)
 {
     uint32_t first = a.holder_first[expert], end = a.holder_first[expert + 1], live = 0;
+    const uint32_t counted = counted_ranks(a);
     if (end - first == 1)
         return a.holder_slot[first];
     for (uint32_t i = first; i < end; i++) {
         uint32_t rank = a.slot_rank[a.holder_slot[i]];
         if (rank == a.rank)
             return a.holder_slot[i];
-        live += a.active >> rank & 1;
+        live += counted >> rank & 1;
     }
     uint32_t turn = (a.rank + token) % (live ? live : end - first);
     for (uint32_t i = first; i < end; i++) {
-        if (live && (a.active >> a.slot_rank[a.holder_slot[i]] & 1) == 0)
+        if (live && (counted >> a.slot_rank[a.holder_slot[i]] & 1) == 0)
             continue;
         if (turn-- == 0)
             return a.holder_slot[i];
     }
     return MOE_GPU_NO_SLOT;
+}
+
+/* The host's next call sees that there is an error. */
+MOE_DEVICE void give_notice(const moe_gpu_args &a)
+{
+    __threadfence_system();
+    *(volatile uint32_t *)a.lane.notice = 1;
 }
 
 MOE_COLD void report_id(const moe_gpu_args &a, uint64_t index, int64_t id)
@@ -95,6 +103,7 @@ MOE_COLD void report_id(const moe_gpu_args &a, uint64_t index, int64_t id)
     uint64_t mine = index << 8 | MOE_GPU_ERR_ID;
     if (atomicMin(first, (unsigned long long)mine) > mine)
         a.lane.state->error.value = id;
+    give_notice(a);
 }
 
 MOE_COLD void report_tokens(const moe_gpu_args &a)
@@ -102,6 +111,7 @@ MOE_COLD void report_tokens(const moe_gpu_args &a)
     unsigned long long *first = (unsigned long long *)&a.lane.state->error.first;
     atomicMin(first, (unsigned long long)MOE_GPU_ERR_TOKENS);
     a.lane.state->error.value = *a.num_tokens_at;
+    give_notice(a);
 }
 
 /* The expert slot of routing entry `index` of token `token`, and the rank that it is on.

@@ -57,7 +57,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
         const unsigned char *at =
             here + a.geo.header_at + ((uint64_t)source * packets + i) * 16;
         const unsigned char *sign_at = here + a.geo.sign_at + source * MOE_GPU_LINE;
-        bool over = i >= packets || (a.active >> source & 1) == 0, whole = false;
+        bool over = i >= packets || (counted_ranks(a) >> source & 1) == 0, whole = false;
         patience p = {v.deadline, 0};
         uint4 packet, sign;
         for (;;) {

@@ -27,6 +27,20 @@ MOE_DEVICE unsigned char *own_half(const moe_gpu_args &a, uint64_t half)
     return (unsigned char *)a.base[a.rank] + half;
 }
 
+/* The ranks that this call waits for and takes from. */
+MOE_DEVICE uint32_t counted_ranks(const moe_gpu_args &a)
+{
+    return *a.lane.counted;
+}
+
+/* Counts a call that lacks something, once in each step. */
+MOE_COLD void note_incomplete(const moe_gpu_args &a, step_view v, uint32_t combine)
+{
+    moe_gpu_state *state = a.lane.state;
+    if (atomicExch(&state->incomplete_step[combine], v.step) != v.step)
+        atomicAdd(&state->incomplete_calls, 1);
+}
+
 MOE_DEVICE step_view view_of(const moe_gpu_args &a, uint32_t step, uint64_t begin)
 {
     step_view v;

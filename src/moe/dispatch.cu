@@ -173,6 +173,7 @@ MOE_COLD void drop_row(const moe_gpu_args &a, step_view v, item_rows *item, uint
     if (tid == 0) {
         a.lane.entries[pair * a.geo.top_k].row = MOE_GPU_DROPPED_ROW;
         a.lane.state->dropped[item->source] = v.step;
+        note_incomplete(a, v, 0);
     }
 }
 
@@ -318,10 +319,12 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     if (r >= a.geo.ranks)
         return;
     state->tokens[r] = b.tokens[r];
-    if ((a.active >> r & 1) == 0)
+    if ((counted_ranks(a) >> r & 1) == 0)
         state->dropped[r] = v.step;
     else if (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME)
         state->seen[r] = v.step;
+    else
+        note_incomplete(a, v, 0);
 }
 
 /* Is the access with the weights one of this block's? They are in one access. */

@@ -42,6 +42,8 @@ static void carve_lane(struct carve *c, struct hdl_moe *m, struct moe_lane *lane
     lane->marks[1] = carve(c, s->ranks, sizeof(uint64_t));
     lane->source = carve(c, s->ranks, sizeof(struct moe_source));
     lane->listen = carve(c, l->sources, sizeof(uint32_t));
+    if (s->device)
+        return; /* its items are on the device */
     lane->items = carve(c, pairs, sizeof(struct moe_item));
     lane->entries = carve(c, pairs * most + s->top_k, sizeof(struct moe_entry));
 }
@@ -311,11 +313,9 @@ static void copy_counters(uint64_t *to, const uint64_t *from, uint32_t n)
         memcpy(to, from, n * sizeof(uint64_t));
 }
 
-enum hdl_status hdl_moe_status(const struct hdl_moe *m, struct hdl_moe_state *state)
+enum hdl_status moe_exchange_status(const struct hdl_moe *m, struct hdl_moe_state *state)
 {
     struct hdl_moe_state s;
-    if (!m || m->magic != MOE_MAGIC || !state)
-        return base_fail(HDL_EINVAL, "hdl_moe_status: %s is NULL", m ? "state" : "moe");
     enum hdl_status status = base_option_copy("hdl_moe_state", state, &s, sizeof(s));
     if (status != HDL_OK)
         return status;
@@ -330,7 +330,7 @@ enum hdl_status hdl_moe_status(const struct hdl_moe *m, struct hdl_moe_state *st
     s.error_token = m->error[0];
     s.error_position = m->error[1];
     s.error_value = m->error[2];
-    copy_counters(s.expert_rows, m->expert_rows, m->local);
+    copy_counters(s.expert_rows, m->expert_rows, m->link ? 0 : m->local);
     copy_counters(s.wait_ns, m->wait_ns, m->config.shape.ranks);
     copy_counters(s.bytes_sent, m->bytes_sent, m->config.shape.ranks);
     copy_counters(s.bytes_received, m->bytes_received, m->config.shape.ranks);

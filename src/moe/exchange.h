@@ -136,13 +136,15 @@ struct hdl_moe {
     struct moe_peers *peers;
     struct moe_wire wire;
     uint64_t generation;
-    uint64_t next;            /* number of the next dispatch */
-    uint64_t turn;            /* the same in this generation: lanes are used in turn */
-    struct hdl_group *group;  /* NULL in tests; for update */
-    struct hdl_moe_opts opts; /* without the map */
-    uint32_t local;           /* own experts */
-    uint32_t run_rows;        /* rows that one put of dispatch carries at most */
-    uint32_t give_rows;       /* and one of combine */
+    uint64_t next;             /* number of the next dispatch */
+    uint64_t turn;             /* the same in this generation: lanes are used in turn */
+    uint64_t first_next;       /* on GPUs: what `next` was when this generation began */
+    struct hdl_group *group;   /* NULL in tests; for update */
+    struct moe_gpu_link *link; /* on GPUs; it is also `peers` */
+    struct hdl_moe_opts opts;  /* without the map */
+    uint32_t local;            /* own experts */
+    uint32_t run_rows;         /* rows that one put of dispatch carries at most */
+    uint32_t give_rows;        /* and one of combine */
     struct moe_lane *lanes;
     /* scratch of one call */
     uint64_t *mask;                /* [mask_words] taking part */
@@ -247,6 +249,9 @@ void moe_exchange_start_at(struct hdl_moe *m, uint64_t step);
 
 /* Puts what `fresh` is made of into m: lanes, peers, options; frees the rest of both. */
 void moe_exchange_replace(struct hdl_moe *m, struct hdl_moe *fresh);
+
+/* hdl_moe_status of what the host has counted. */
+enum hdl_status moe_exchange_status(const struct hdl_moe *m, struct hdl_moe_state *state);
 
 /* HDL_EINVAL unless it is an exchange. */
 enum hdl_status moe_exchange_check(const struct hdl_moe *m);

@@ -157,9 +157,12 @@ struct moe_gpu_error {
  */
 struct moe_gpu_state {
     uint32_t generation;
-    uint32_t active; /* ranks that the control plane believes in; may change any time */
-    uint32_t sent;   /* ranks that this step's rows were sent to */
-    uint32_t pad;
+    uint32_t active;  /* ranks that the control plane believes in; may change any time */
+    uint32_t sent;    /* ranks that this step's rows were sent to */
+    uint32_t members; /* ranks linked at creation or the last update */
+    uint32_t mask;    /* of these, who the caller's mask has */
+    uint32_t incomplete_calls;
+    uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
     uint32_t dropped[MOE_GPU_MAX_RANKS]; /* newest step in which rows of a source were
                                             missing */
@@ -182,9 +185,11 @@ struct moe_gpu_entry {
 /* Addresses of a lane's local arrays. */
 struct moe_gpu_lane {
     struct moe_gpu_state *state;
-    uint32_t *sent_rows; /* [M] step in which a token's row was begun to be sent */
-    uint32_t *sent_sums; /* [R][M] the same for contributions */
-    uint32_t *own_ranks; /* [M] ranks that hold experts of an own token */
+    const uint32_t *counted; /* ranks to wait for: members or mask of the state */
+    uint32_t *notice;        /* word of the host, set when there is an error */
+    uint32_t *sent_rows;     /* [M] step in which a token's row was begun to be sent */
+    uint32_t *sent_sums;     /* [R][M] the same for contributions */
+    uint32_t *own_ranks;     /* [M] ranks that hold experts of an own token */
     struct moe_gpu_entry *entries; /* [R][M][k] */
 };
 
@@ -216,7 +221,6 @@ struct moe_gpu_args {
     uint32_t align;
     uint32_t format;
     uint32_t hidden;
-    uint32_t active;      /* ranks to wait for in this call */
     uint32_t expert_rows; /* capacity of an expert's rows in 3D */
     uint64_t timeout_ns;  /* 0 = none */
 
@@ -258,6 +262,14 @@ struct moe_gpu_args {
     uint8_t *missing; /* [T] */
     uint32_t accumulate;
     uint64_t *trace; /* [grid][TRACE_POINTS] nanoseconds, or NULL */
+};
+
+/* What the kernels around a call with a mask are given. */
+struct moe_gpu_mask {
+    struct moe_gpu_state *state;
+    int32_t *active; /* [ranks], the caller's */
+    uint32_t ranks, rank;
+    uint32_t combine;
 };
 
 MOE_GPU_FN uint32_t moe_gpu_round_up(uint32_t n, uint32_t unit)

@@ -2,10 +2,10 @@
 /* Memory, tables and state that the MoE kernels need. */
 #include "moe/gpu_exchange.h"
 
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
+
+#include "moe/gpu_state.h"
 
 _Static_assert(sizeof(struct moe_gpu_args) <= 4000,
                "kernel parameters are 4 KiB at most");
@@ -30,20 +30,27 @@ static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales
     row->stride = row->pairs * MOE_GPU_PAIR;
 }
 
+/* What kernels do not do, in one sentence that names the option. */
 static enum hdl_status check_supported(const struct moe_config *c)
 {
     const struct moe_shape *s = &c->shape;
     if (s->ranks > MOE_GPU_MAX_RANKS)
-        return base_fail(HDL_ENOTSUP, "%u ranks, kernels take %d", s->ranks,
-                         MOE_GPU_MAX_RANKS);
+        return base_fail(HDL_ENOTSUP, "GPU kernels take %d ranks, the group has %u",
+                         MOE_GPU_MAX_RANKS, s->ranks);
     if (s->dp != 1)
-        return base_fail(HDL_ENOTSUP, "dp_size %u with GPU kernels", s->dp);
-    if (c->exact || s->late_weights)
-        return base_fail(HDL_ENOTSUP, "exact or late weights with GPU kernels");
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no dp_size %u", s->dp);
+    if (s->late_weights)
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no late_weights");
+    if (c->exact)
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no exact sums");
     if (!c->opaque && c->wire != HDL_MOE_WIRE_ROW)
-        return base_fail(HDL_ENOTSUP, "combine_wire %d with GPU kernels", (int)c->wire);
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no combine_wire %d",
+                         (int)c->wire);
+    if (c->protocol != HDL_MOE_AUTO && c->protocol != HDL_MOE_LL)
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no protocol %d",
+                         (int)c->protocol);
     if ((uint64_t)s->hidden * 4 > UINT32_MAX / 2 || s->max_tokens > 1u << 20)
-        return base_fail(HDL_ENOTSUP, "hidden %u, max_tokens %u with GPU kernels",
+        return base_fail(HDL_ENOTSUP, "GPU kernels take no hidden %u with max_tokens %u",
                          s->hidden, s->max_tokens);
     return HDL_OK;
 }
@@ -76,151 +83,6 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->half_bytes = (g->take_at + pairs * g->give.stride + 4095) / 4096 * 4096;
     g->total_bytes = g->half_bytes * 2 * s->lanes;
     return HDL_OK;
-}
-
-/* ------------------------------------------------------------------------- tables */
-
-static bool is_even(const struct moe_map *m)
-{
-    uint32_t each = m->experts / m->ranks;
-    if (m->experts % m->ranks)
-        return false;
-    for (uint32_t e = 0; e < m->experts; e++)
-        if (m->begin[e] != e || m->holder[e] != e / each || m->local[e] != e % each)
-            return false;
-    return true;
-}
-
-static enum hdl_status put_tables(struct moe_gpu *g)
-{
-    const struct moe_map *m = &g->config->map;
-    uint32_t slots = m->first[m->ranks], n = m->experts + 1;
-    g->local_experts = moe_map_local_experts(m, g->rank);
-    g->even_experts = is_even(m) ? m->experts / m->ranks : 0;
-    if (slots >= MOE_GPU_NO_SLOT)
-        return base_fail(HDL_ENOTSUP, "%u places of experts, kernels take %d", slots,
-                         MOE_GPU_NO_SLOT - 1);
-    size_t bytes = n * sizeof(uint32_t) + 2 * slots * sizeof(uint16_t);
-    uint32_t *table = base_alloc(g->env, 1, bytes);
-    if (!table)
-        return HDL_ENOMEM;
-    uint16_t *slot = (uint16_t *)(table + n), *rank = slot + slots;
-    memcpy(table, m->begin, n * sizeof(uint32_t));
-    for (uint32_t i = 0; i < slots; i++)
-        slot[i] = (uint16_t)(m->first[m->holder[i]] + m->local[i]);
-    for (uint32_t r = 0; r < m->ranks; r++)
-        for (uint32_t i = m->first[r]; i < m->first[r + 1]; i++)
-            rank[i] = (uint16_t)r;
-    enum hdl_status s = gpu_alloc(&g->device, bytes, &g->tables);
-    if (!s)
-        s = gpu_enter(&g->device);
-    if (!s) {
-        s = gpu_check(g->device.driver->copy_in(g->tables, table, bytes), "cuMemcpyHtoD");
-        gpu_leave(&g->device);
-    }
-    base_free(g->env, table);
-    return s;
-}
-
-/* Places of a lane's arrays behind its state. */
-struct lane_places {
-    uint64_t sent_rows, sent_sums, own_ranks, entries, bytes;
-};
-
-static struct lane_places place_lane(const struct moe_gpu_geometry *g)
-{
-    struct lane_places p;
-    uint64_t pairs = (uint64_t)g->ranks * g->max_tokens;
-    p.sent_rows = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
-    p.sent_sums = p.sent_rows + g->max_tokens * 4ull;
-    p.own_ranks = p.sent_sums + pairs * 4;
-    p.entries = (p.own_ranks + g->max_tokens * 4ull + 255) / 256 * 256;
-    p.bytes = p.entries + pairs * g->top_k * sizeof(struct moe_gpu_entry);
-    p.bytes = (p.bytes + 255) / 256 * 256;
-    return p;
-}
-
-static uint64_t state_at(const struct moe_gpu *g, uint32_t lane)
-{
-    return g->lane_memory + lane * g->lane_bytes;
-}
-
-static enum hdl_status put_state(struct moe_gpu *g, uint32_t lane, size_t offset,
-                                 const void *from, size_t bytes,
-                                 struct gpu_stream *stream)
-{
-    const struct gpu_driver *cu = g->device.driver;
-    enum hdl_status s = gpu_enter(&g->device);
-    if (s)
-        return s;
-    s = gpu_check(cu->copy_in_async(state_at(g, lane) + offset, from, bytes, stream),
-                  "cuMemcpyHtoDAsync");
-    if (!s)
-        s = gpu_check(cu->stream_sync(stream), "cuStreamSynchronize");
-    gpu_leave(&g->device);
-    return s;
-}
-
-enum hdl_status moe_gpu_set_step(struct moe_gpu *g, uint32_t lane, uint32_t step,
-                                 struct gpu_stream *stream)
-{
-    uint32_t steps[MOE_GPU_MAX_CTAS], seen[MOE_GPU_MAX_RANKS];
-    for (int i = 0; i < MOE_GPU_MAX_CTAS; i++)
-        steps[i] = step;
-    for (int i = 0; i < MOE_GPU_MAX_RANKS; i++)
-        seen[i] = step - 1;
-    enum hdl_status s = put_state(g, lane, offsetof(struct moe_gpu_state, step), steps,
-                                  sizeof(steps), stream);
-    return s ? s
-             : put_state(g, lane, offsetof(struct moe_gpu_state, seen), seen,
-                         sizeof(seen), stream);
-}
-
-enum hdl_status moe_gpu_set_active(struct moe_gpu *g, uint32_t active,
-                                   struct gpu_stream *stream)
-{
-    for (uint32_t lane = 0; lane < g->config->shape.lanes; lane++) {
-        enum hdl_status s = put_state(g, lane, offsetof(struct moe_gpu_state, active),
-                                      &active, sizeof(active), stream);
-        if (s)
-            return s;
-    }
-    return HDL_OK;
-}
-
-enum hdl_status moe_gpu_read_state(struct moe_gpu *g, uint32_t lane,
-                                   struct gpu_stream *stream, struct moe_gpu_state *state)
-{
-    const struct gpu_driver *cu = g->device.driver;
-    enum hdl_status s = gpu_enter(&g->device);
-    if (s)
-        return s;
-    s = gpu_check(cu->stream_sync(stream), "cuStreamSynchronize");
-    if (!s)
-        s = gpu_check(cu->copy_out(state, state_at(g, lane), sizeof(*state)),
-                      "cuMemcpyDtoH");
-    gpu_leave(&g->device);
-    return s;
-}
-
-static enum hdl_status put_lanes(struct moe_gpu *g)
-{
-    uint32_t all = g->geo.ranks == 32 ? UINT32_MAX : (UINT32_C(1) << g->geo.ranks) - 1;
-    struct moe_gpu_error none = {UINT64_MAX, 0};
-    uint32_t generation = 1;
-    g->lane_bytes = place_lane(&g->geo).bytes;
-    enum hdl_status s =
-        gpu_alloc(&g->device, g->lane_bytes * g->config->shape.lanes, &g->lane_memory);
-    for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
-        s = moe_gpu_set_step(g, lane, 1, NULL);
-        if (!s)
-            s = put_state(g, lane, offsetof(struct moe_gpu_state, error), &none,
-                          sizeof(none), NULL);
-        if (!s)
-            s = put_state(g, lane, offsetof(struct moe_gpu_state, generation),
-                          &generation, sizeof(generation), NULL);
-    }
-    return s ? s : moe_gpu_set_active(g, all, NULL);
 }
 
 /* ------------------------------------------------------------------------ kernels */
@@ -364,13 +226,17 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
     return most;
 }
 
-static enum hdl_status find_kernels(struct moe_gpu *g)
+enum hdl_status moe_gpu_fit(struct moe_gpu *g)
 {
     uint64_t bytes = most_shared(g, false);
     enum hdl_status s =
         find_kernel(g, dispatch_name(g->config), "", bytes, &g->dispatch[0]);
     if (!s)
         s = find_kernel(g, dispatch_name(g->config), "_wide", bytes, &g->dispatch[1]);
+    if (!s)
+        s = find_kernel(g, "moe_mask_begin", "", 0, &g->mask[0]);
+    if (!s)
+        s = find_kernel(g, "moe_mask_end", "", 0, &g->mask[1]);
     if (s || g->config->opaque)
         return s;
     bytes = most_shared(g, true);
@@ -401,11 +267,10 @@ enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *
     g->blocks = opts->blocks ? opts->blocks : (uint32_t)g->device.multiprocessors;
     if (g->blocks > MOE_GPU_MAX_CTAS)
         g->blocks = MOE_GPU_MAX_CTAS;
-    s = put_tables(g);
+    g->local_experts = moe_map_local_experts(&g->config->map, g->rank);
+    s = moe_gpu_make_state(g);
     if (!s)
-        s = put_lanes(g);
-    if (!s)
-        s = find_kernels(g);
+        s = moe_gpu_fit(g);
     if (!s)
         s = gpu_block_create(&g->device, geo.total_bytes, &g->arena[g->rank]);
     if (s)
@@ -433,10 +298,12 @@ void moe_gpu_destroy(struct moe_gpu *g)
     if (!g)
         return;
     if (g->device.ctx) {
+        if (g->lane_memory)
+            (void)moe_gpu_set_active(g, 1u << g->rank);
+        (void)moe_gpu_quiesce(g);
         for (int r = 0; r < MOE_GPU_MAX_RANKS; r++)
             gpu_block_free(&g->device, &g->arena[r]);
-        gpu_free(&g->device, g->lane_memory);
-        gpu_free(&g->device, g->tables);
+        moe_gpu_free_state(g);
         gpu_device_close(&g->device);
     }
     base_free(g->env, g);
@@ -463,6 +330,22 @@ enum hdl_status moe_gpu_attach(struct moe_gpu *g, uint32_t rank, int fd)
     return gpu_block_import(&g->device, fd, block);
 }
 
+void moe_gpu_detach(struct moe_gpu *g, uint32_t rank)
+{
+    if (rank != g->rank)
+        gpu_block_unmap(&g->device, &g->arena[rank]);
+}
+
+enum hdl_status moe_gpu_quiesce(struct moe_gpu *g)
+{
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_check(g->device.driver->ctx_sync(), "cuCtxSynchronize");
+    gpu_leave(&g->device);
+    return s;
+}
+
 /* ----------------------------------------------------------------------- launches */
 
 static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call,
@@ -470,17 +353,11 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
 {
     const struct moe_map *m = &g->config->map;
     const struct moe_shape *s = &g->config->shape;
-    struct lane_places p = place_lane(&g->geo);
-    uint64_t lane = state_at(g, call->lane);
     memset(a, 0, sizeof(*a));
     for (uint32_t r = 0; r < g->geo.ranks; r++)
         a->base[r] = g->arena[r].address;
     a->geo = g->geo;
-    a->lane.state = (struct moe_gpu_state *)lane;
-    a->lane.sent_rows = (uint32_t *)(lane + p.sent_rows);
-    a->lane.sent_sums = (uint32_t *)(lane + p.sent_sums);
-    a->lane.own_ranks = (uint32_t *)(lane + p.own_ranks);
-    a->lane.entries = (struct moe_gpu_entry *)(lane + p.entries);
+    moe_gpu_lane_of(g, call->lane, call->active != NULL, &a->lane);
     a->packets_magic = moe_gpu_magic(g->geo.packets);
     a->header_parts = (s->max_tokens * g->geo.packets + 31) / 32;
     a->row_accesses = (g->geo.row.pairs + 1) / 2;
@@ -497,12 +374,11 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     a->align = s->align ? s->align : 1;
     a->format = (uint32_t)g->config->format;
     a->hidden = s->hidden;
-    a->active = call->active | 1u << g->rank;
     a->expert_rows = g->geo.sources * s->max_tokens;
     a->timeout_ns = call->timeout_ns;
     a->holder_first = (const uint32_t *)g->tables;
     a->holder_slot = (const uint16_t *)(g->tables + (m->experts + 1) * sizeof(uint32_t));
-    a->slot_rank = a->holder_slot + m->first[m->ranks];
+    a->slot_rank = a->holder_slot + moe_gpu_table_slots(m);
     a->trace = (uint64_t *)call->trace;
 }
 
@@ -522,17 +398,34 @@ static void share_work(const struct moe_gpu *g, struct moe_gpu_args *a,
     share_give(g, p, a->per_group, &a->give_share, &a->give_part);
 }
 
-static enum hdl_status launch(const struct moe_gpu *g, struct gpu_function *function,
-                              uint32_t grid, uint32_t threads, uint64_t shared,
-                              struct moe_gpu_args *a, const struct moe_gpu_call *call)
+/* A kernel of one warp before and after a call that has a mask. */
+static int launch_mask(const struct moe_gpu *g, const struct moe_gpu_args *a,
+                       const struct moe_gpu_call *call, bool combine, bool end)
+{
+    struct moe_gpu_mask m = {a->lane.state, call->active, g->geo.ranks, g->rank, combine};
+    void *params[] = {&m};
+    return g->device.driver->launch(g->mask[end], 1, 1, 1, 32, 1, 1, 0, call->stream,
+                                    params, NULL);
+}
+
+static enum hdl_status launch(const struct moe_gpu *g, bool combine, bool wide,
+                              uint32_t threads, uint64_t shared, struct moe_gpu_args *a,
+                              const struct moe_gpu_call *call)
 {
     void *params[] = {a};
+    int error = 0;
+    struct gpu_function *function = combine ? g->combine[wide] : g->dispatch[wide];
     enum hdl_status s = gpu_enter(&g->device);
     if (s)
         return s;
-    s = gpu_check(g->device.driver->launch(function, grid, 1, 1, threads, 1, 1,
-                                           (unsigned)shared, call->stream, params, NULL),
-                  "cuLaunchKernel");
+    if (call->active)
+        error = launch_mask(g, a, call, combine, false);
+    if (!error)
+        error = g->device.driver->launch(function, a->plan.grid, 1, 1, threads, 1, 1,
+                                         (unsigned)shared, call->stream, params, NULL);
+    if (!error && call->active && (call->phase & MOE_GPU_RECV))
+        error = launch_mask(g, a, call, combine, true);
+    s = gpu_check(error, "cuLaunchKernel");
     gpu_leave(&g->device);
     return s;
 }
@@ -574,8 +467,7 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *c
     struct moe_gpu_plan p = dispatch_plan(g, call->phase);
     share_work(g, &a, &p, MOE_GPU_DISPATCH_THREADS);
     a.shared = moe_gpu_share(&g->geo, g->local_experts, a.order, &p);
-    return launch(g, g->dispatch[wide], p.grid, MOE_GPU_DISPATCH_THREADS, a.shared.bytes,
-                  &a, call);
+    return launch(g, false, wide, MOE_GPU_DISPATCH_THREADS, a.shared.bytes, &a, call);
 }
 
 enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *call,
@@ -596,6 +488,6 @@ enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *ca
                 is_wide(result->bias[1], 0);
     struct moe_gpu_plan p = combine_plan(g, call->phase);
     share_work(g, &a, &p, MOE_GPU_COMBINE_THREADS);
-    return launch(g, g->combine[wide], p.grid, MOE_GPU_COMBINE_THREADS,
-                  combine_shared(g, &p), &a, call);
+    return launch(g, true, wide, MOE_GPU_COMBINE_THREADS, combine_shared(g, &p), &a,
+                  call);
 }

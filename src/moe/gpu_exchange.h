@@ -25,10 +25,14 @@ struct moe_gpu {
     uint32_t even_experts;
     uint32_t local_experts;
     struct gpu_block arena[MOE_GPU_MAX_RANKS]; /* own and peers' */
-    uint64_t tables;                           /* expert map */
+    struct gpu_stream *side;   /* for the host's own copies, beside what callers run */
+    volatile uint32_t *notice; /* [lanes] kernels set a word where they find an error */
+    uint64_t buffer[MOE_MAX_LANES]; /* rows for combine, 0 = not asked for yet */
+    uint64_t tables;                /* expert map, room for the largest */
     uint64_t lane_memory;
     uint64_t lane_bytes;
     struct gpu_function *dispatch[2], *combine[2]; /* for any rows, for aligned rows */
+    struct gpu_function *mask[2]; /* before and after a call with a mask */
 };
 
 struct moe_gpu_opts {
@@ -45,7 +49,7 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *config,
 
 enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,
                                struct moe_gpu **gpu);
-/* No work may be in flight. NULL is legal. */
+/* Ends waits of kernels in flight. NULL is legal. */
 void moe_gpu_destroy(struct moe_gpu *gpu);
 
 /* The own arena as a descriptor for peers; the caller closes it. */
@@ -54,14 +58,25 @@ enum hdl_status moe_gpu_export(struct moe_gpu *gpu, int *fd);
  * runs. `fd` stays the caller's. */
 enum hdl_status moe_gpu_attach(struct moe_gpu *gpu, uint32_t rank, int fd);
 
-/* Which ranks the kernels believe in (bit r), seen also by kernels that are waiting. */
-enum hdl_status moe_gpu_set_active(struct moe_gpu *gpu, uint32_t active,
-                                   struct gpu_stream *stream);
+/* Takes the mapping away from ranks that are gone; no kernel may run. */
+void moe_gpu_detach(struct moe_gpu *gpu, uint32_t rank);
+/* Waits until nothing runs on the device. */
+enum hdl_status moe_gpu_quiesce(struct moe_gpu *gpu);
+/* Gets the kernels ready for the present map. */
+enum hdl_status moe_gpu_fit(struct moe_gpu *gpu);
+/* A new map, and the ranks (bit r) that are linked; all lanes go on with `step` of
+ * `generation`. No kernel may run. */
+enum hdl_status moe_gpu_begin(struct moe_gpu *gpu, uint32_t members, uint32_t generation,
+                              uint32_t step);
+
+/* Which ranks the kernels believe in (bit r), seen also by kernels that are waiting.
+ * Waits for no kernel. */
+enum hdl_status moe_gpu_set_active(struct moe_gpu *gpu, uint32_t active);
 
 struct moe_gpu_call {
     uint32_t lane;
     uint32_t phase;      /* MOE_GPU_SEND, MOE_GPU_RECV, or both */
-    uint32_t active;     /* bit r: rank r is waited for */
+    int32_t *active;     /* device [ranks], see struct hdl_moe_call; NULL = all */
     uint64_t timeout_ns; /* 0 = none */
     uint64_t trace;      /* device address for times of blocks, or 0 */
     struct gpu_stream *stream;
@@ -103,12 +118,14 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *gpu, const struct moe_gpu_call 
 enum hdl_status moe_gpu_combine(struct moe_gpu *gpu, const struct moe_gpu_call *call,
                                 const struct moe_gpu_result *result);
 
-/* A copy of a lane's state; waits for the stream. */
+/* A copy of a lane's state as it is now; waits for no kernel. */
 enum hdl_status moe_gpu_read_state(struct moe_gpu *gpu, uint32_t lane,
-                                   struct gpu_stream *stream,
                                    struct moe_gpu_state *state);
+/* Forgets the error that a lane's state has. */
+enum hdl_status moe_gpu_clear_error(struct moe_gpu *gpu, uint32_t lane);
 /* For tests: the number of the next step of a lane. */
-enum hdl_status moe_gpu_set_step(struct moe_gpu *gpu, uint32_t lane, uint32_t step,
-                                 struct gpu_stream *stream);
+enum hdl_status moe_gpu_set_step(struct moe_gpu *gpu, uint32_t lane, uint32_t step);
+/* Device memory for the expert rows of a lane's combine, allocated by the first call. */
+enum hdl_status moe_gpu_buffer(struct moe_gpu *gpu, uint32_t lane, uint64_t *address);
 
 #endif

@@ -3,13 +3,23 @@
 #include <string.h>
 
 #include "base/option.h"
-#include "moe/exchange.h"
+#include "moe/gpu_link.h"
+
+/* Is it an exchange on GPUs? Others, and what is none, take the way of the host. */
+static bool on_gpu(const struct hdl_moe *m)
+{
+    return moe_exchange_check(m) == HDL_OK && m->link;
+}
+
+static const uint32_t whole = MOE_GPU_SEND | MOE_GPU_RECV;
 
 enum hdl_status hdl_moe_dispatch_send(struct hdl_moe *m,
                                       const struct hdl_moe_tokens *tokens,
                                       const struct hdl_moe_call *opts,
                                       struct hdl_moe_handle *handle)
 {
+    if (on_gpu(m))
+        return moe_gpu_call_dispatch(m, MOE_GPU_SEND, tokens, NULL, opts, handle);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_tokens t;
@@ -55,6 +65,9 @@ enum hdl_status hdl_moe_dispatch_recv(struct hdl_moe *m,
                                       struct hdl_moe_received *received,
                                       const struct hdl_moe_call *opts)
 {
+    struct hdl_moe_handle step = handle ? *handle : (struct hdl_moe_handle){{0}};
+    if (on_gpu(m))
+        return moe_gpu_call_dispatch(m, MOE_GPU_RECV, NULL, received, opts, &step);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_received r;
@@ -79,6 +92,8 @@ enum hdl_status hdl_moe_dispatch(struct hdl_moe *m, const struct hdl_moe_tokens 
                                  const struct hdl_moe_call *opts,
                                  struct hdl_moe_handle *handle)
 {
+    if (on_gpu(m))
+        return moe_gpu_call_dispatch(m, whole, tokens, received, opts, handle);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_tokens t;
@@ -123,6 +138,8 @@ enum hdl_status hdl_moe_combine_send(struct hdl_moe *m,
                                      const struct hdl_moe_outputs *outputs,
                                      const struct hdl_moe_call *opts)
 {
+    if (on_gpu(m))
+        return moe_gpu_call_combine(m, MOE_GPU_SEND, handle, outputs, NULL, opts);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_outputs o;
@@ -139,6 +156,8 @@ enum hdl_status hdl_moe_combine_recv(struct hdl_moe *m,
                                      const struct hdl_moe_result *result,
                                      const struct hdl_moe_call *opts)
 {
+    if (on_gpu(m))
+        return moe_gpu_call_combine(m, MOE_GPU_RECV, handle, NULL, result, opts);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_result r;
@@ -155,6 +174,8 @@ enum hdl_status hdl_moe_combine(struct hdl_moe *m, const struct hdl_moe_handle *
                                 const struct hdl_moe_result *result,
                                 const struct hdl_moe_call *opts)
 {
+    if (on_gpu(m))
+        return moe_gpu_call_combine(m, whole, handle, outputs, result, opts);
     struct moe_call call;
     struct moe_lane *lane;
     struct hdl_moe_outputs o;
@@ -183,6 +204,8 @@ enum hdl_status hdl_moe_next_combine_buffer(struct hdl_moe *m,
     if (status == HDL_OK && m->config.opaque)
         status =
             base_fail(HDL_ENOTSUP, "next_combine_buffer: opaque rows have no combine");
+    if (status == HDL_OK && m->link)
+        return moe_gpu_call_buffer(m, handle, rows);
     if (status == HDL_OK) {
         status = moe_handle_open(m, handle, MOE_RECEIVED, &lane);
         if (status == HDL_EINVAL && moe_handle_open(m, handle, MOE_SENT, &lane) == HDL_OK)
@@ -193,24 +216,40 @@ enum hdl_status hdl_moe_next_combine_buffer(struct hdl_moe *m,
     return status;
 }
 
+enum hdl_status hdl_moe_status(const struct hdl_moe *m, struct hdl_moe_state *state)
+{
+    enum hdl_status status = moe_exchange_check(m);
+    if (status == HDL_OK && !state)
+        status = base_fail(HDL_EINVAL, "hdl_moe_status: state is NULL");
+    if (status == HDL_OK && m->link)
+        status = moe_gpu_call_status(m);
+    return status ? status : moe_exchange_status(m, state);
+}
+
 enum hdl_status hdl_moe_size_hint(const struct hdl_moe_opts *opts, int32_t num_ranks,
                                   struct hdl_moe_sizes *sizes)
 {
     struct base_env env;
     struct moe_config c;
     struct hdl_moe_sizes s;
+    struct moe_gpu_geometry geo = {0};
     base_env_init(&env);
     enum hdl_status status = base_option_copy("hdl_moe_sizes", sizes, &s, sizeof(s));
     if (status == HDL_OK && !sizes)
         status = base_fail(HDL_EINVAL, "hdl_moe_size_hint: sizes is NULL");
     if (status == HDL_OK)
-        status = moe_config_init(&env, &c, opts, num_ranks, false);
+        status = moe_config_init(&env, &c, opts, num_ranks);
+    if (status == HDL_OK && c.shape.device) {
+        status = moe_gpu_geometry_init(&c, &geo);
+        if (status != HDL_OK)
+            moe_config_free(&env, &c);
+    }
     if (status != HDL_OK)
         return status;
     size_t size = sizes->size < sizeof(s) ? sizes->size : sizeof(s);
     s = (struct hdl_moe_sizes){
         .size = sizes->size,
-        .arena_bytes = c.layout.total_bytes,
+        .arena_bytes = c.shape.device ? geo.total_bytes : c.layout.total_bytes,
         .combine_buffer_bytes = c.layout.buffer_bytes,
         .combine_buffer_elements = c.layout.take_rows * c.shape.hidden,
         .out_rows = c.layout.out_rows,

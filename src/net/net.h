@@ -77,6 +77,25 @@ void net_destroy(struct net *net);
 const char *net_fabric_provider(const struct net *net);
 const char *net_fabric_reason(const struct net *net);
 
+/* ------------------------------------------------------------------------- descriptors
+ */
+
+/* What a process of this host needs to get a descriptor of another; plain bytes. */
+struct net_ticket {
+    uint8_t host_id[16];
+    char socket_name[64];
+    uint64_t id, key; /* key 0 = none */
+};
+
+/* Makes fd available to whoever has the ticket, until withdrawn; it stays open and the
+ * caller's. HDL_ENOTSUP without a host, HDL_EBUSY. */
+enum hdl_status net_descriptor_offer(struct net *net, int fd, struct net_ticket *ticket);
+void net_descriptor_withdraw(struct net *net, const struct net_ticket *ticket);
+/* Close-on-exec, the caller closes it; blocks. HDL_ENOTSUP: of another host; HDL_EPEER:
+ * its process is gone; HDL_EINVAL, HDL_ETIMEDOUT. */
+enum hdl_status net_descriptor_fetch(struct net *net, const struct net_ticket *ticket,
+                                     int64_t timeout_ns, int *fd);
+
 /* ----------------------------------------------------------------------------- windows
  */
 

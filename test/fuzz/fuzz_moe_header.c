@@ -141,7 +141,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     base_env_init(&env);
     fill_options(&opts, data);
-    if (moe_config_init(&env, &config, &opts, RANKS, false) != HDL_OK)
+    if (moe_config_init(&env, &config, &opts, RANKS) != HDL_OK)
         return 0;
     for (int r = 0; r < RANKS; r++)
         fake.bases[r] = calloc(1, config.layout.total_bytes);

@@ -125,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     base_env_init(&env);
     fill(&o, &ranks, data);
     enum hdl_status status = hdl_moe_size_hint(&o, ranks, &s);
-    must(status == moe_config_init(&env, &c, &o, ranks, false));
+    must(status == moe_config_init(&env, &c, &o, ranks));
     if (status != HDL_OK) {
         must(status == HDL_EINVAL);
         return 0;

@@ -55,7 +55,6 @@ static void capture(struct perf *p, uint32_t i)
          "capture");
     for (int n = 0; n < PAIRS; n++) {
         struct moe_gpu_call call = {.phase = MOE_GPU_SEND | MOE_GPU_RECV,
-                                    .active = UINT32_MAX,
                                     .timeout_ns = 1000000000,
                                     .trace =
                                         p->trace[i] + (uint64_t)n * 2 * trace_words * 8,
@@ -241,7 +240,7 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     fflush(stdout);
     struct moe_gpu_state state;
     for (uint32_t i = 0; i < gpus; i++) {
-        must(moe_gpu_read_state(w->rank[i].gpu, 0, w->rank[i].stream, &state), "state");
+        must(moe_gpu_read_state(w->rank[i].gpu, 0, &state), "state");
         for (uint32_t r = 0; r < gpus; r++)
             if (state.dropped[r] || state.late[r])
                 printf("rank %u lost rank %u: step %u, dropped %u, late %u\n", i, r,

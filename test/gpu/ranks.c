@@ -119,7 +119,7 @@ bool gpu_world_open(struct gpu_world *w, const struct hdl_moe_opts *opts, uint32
         w->present[i] = 1;
     base_env_init(&w->env);
     w->ranks = ranks;
-    if (moe_config_init(&w->env, &w->config, opts, (int32_t)ranks, true))
+    if (moe_config_init(&w->env, &w->config, opts, (int32_t)ranks))
         return say("options");
     for (uint32_t i = 0; i < ranks; i++) {
         struct gpu_rank *r = &w->rank[i];
@@ -391,7 +391,6 @@ static bool run_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t la
             continue;
         struct moe_gpu_call call = {.lane = lane,
                                     .phase = phase,
-                                    .active = UINT32_MAX,
                                     .timeout_ns = w->timeout_ns,
                                     .stream = r->stream};
         struct moe_gpu_tokens tokens = gpu_tokens_of(r, c, i);

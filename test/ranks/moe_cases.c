@@ -464,12 +464,29 @@ static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_o
     X(align, 16, "1", "16")                                                              \
     X(zero_padding, true, "0", "1")                                                      \
     X(late_weights, true, "0", "1")                                                      \
-    X(dp_size, 2, "1", "2")
+    X(dp_size, 2, "1", "2")                                                              \
+    X(memory, HDL_MOE_CUDA, "0", "1")                                                    \
+    X(protocol, HDL_MOE_LL, "0", "1")
 
 #define DIFFER(field, value, value_a, value_b)                                           \
     b = a;                                                                               \
     b.field = value;                                                                     \
     differ_in(#field, a, b, value_a, value_b);
+
+/* Where no GPU can be used all ranks learn so, and what was in the way here. */
+static void no_gpu(struct hdl_moe_opts a)
+{
+    a.memory = HDL_MOE_CUDA;
+    a.cuda_device = 4096; /* also where there is one */
+    enum hdl_status status = hdl_moe_create(self.group, &a, &moe);
+    CHECK(status == HDL_ENOTSUP || status == HDL_EINVAL, "%s", hdl_status_name(status));
+    CHECK(strstr(hdl_error_detail(), "CUDA driver") ||
+              strstr(hdl_error_detail(), "device 4096 of"),
+          "%s", hdl_error_detail());
+    a.dp_size = 2;
+    CHECK_STATUS(hdl_moe_create(self.group, &a, &moe), HDL_ENOTSUP);
+    rank_check_text(hdl_error_detail(), "dp_size 2", NULL);
+}
 
 static void disagree(void)
 {
@@ -484,6 +501,7 @@ static void disagree(void)
     b.num_experts = 10; /* does not divide among 4 ranks */
     CHECK_STATUS(hdl_moe_create(self.group, self.rank == 1 ? &b : &a, &moe),
                  self.rank == 1 ? HDL_EINVAL : HDL_EPEER);
+    no_gpu(a);
     CHECK_OK(hdl_moe_create(self.group, &a, &moe)); /* and the next one works */
 }
 

@@ -165,7 +165,7 @@ struct crowd *crowd_create(uint32_t ranks, enum crowd_kind kind,
     c->ranks = ranks;
     c->kind = kind;
     c->seed = seed;
-    if (moe_config_init(&c->env, &config, opts, (int32_t)ranks, false) != HDL_OK) {
+    if (moe_config_init(&c->env, &config, opts, (int32_t)ranks) != HDL_OK) {
         free(c);
         return NULL;
     }
@@ -177,7 +177,7 @@ struct crowd *crowd_create(uint32_t ranks, enum crowd_kind kind,
     }
     for (uint32_t r = 0; r < ranks; r++) {
         c->rank[r] = (struct crowd_rank){.crowd = c, .rank = r};
-        if (moe_config_init(&c->env, &config, opts, (int32_t)ranks, false) != HDL_OK ||
+        if (moe_config_init(&c->env, &config, opts, (int32_t)ranks) != HDL_OK ||
             moe_exchange_create(&c->env, &config, make_peers(c, r), &c->rank[r].moe) !=
                 HDL_OK)
             abort();

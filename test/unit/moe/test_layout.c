@@ -17,7 +17,7 @@ static enum hdl_status init(struct moe_config *config, struct hdl_moe_opts opts,
                             int ranks)
 {
     opts.size = sizeof(opts);
-    enum hdl_status status = moe_config_init(&env, config, &opts, ranks, false);
+    enum hdl_status status = moe_config_init(&env, config, &opts, ranks);
     if (status == HDL_OK)
         moe_config_free(&env, config);
     return status;
@@ -59,6 +59,48 @@ static void test_size_hint(void **state)
     o.max_tokens = o.hidden = INT32_MAX;
     assert_int_equal(hdl_moe_size_hint(&o, 8, &s), HDL_EINVAL);
     assert_int_equal(hdl_moe_size_hint(&o, 8, NULL), HDL_EINVAL);
+}
+
+static void refuse_gpu(struct hdl_moe_opts o, const char *option)
+{
+    struct hdl_moe_sizes s = {.size = sizeof(s)};
+    assert_int_equal(hdl_moe_size_hint(&o, 8, &s), HDL_ENOTSUP);
+    assert_non_null(strstr(base_detail(), option));
+}
+
+/* What GPU kernels do not do is refused by name, without a GPU; their arena is smaller.
+ */
+static void test_gpu_options(void **state)
+{
+    struct hdl_moe_opts o = {.size = sizeof(o),
+                             .num_experts = 256,
+                             .top_k = 8,
+                             .hidden = 7168,
+                             .max_tokens = 128,
+                             .format = HDL_MOE_FP8,
+                             .memory = HDL_MOE_CUDA};
+    struct hdl_moe_sizes s = {.size = sizeof(s)};
+    assert_int_equal(hdl_moe_size_hint(&o, 4, &s), HDL_OK);
+    /* 2 lanes of 2 halves; lines of 128 B hold 120 */
+    size_t rows = 2 * 2 * 4 * 128 * (size_t)(7168 + 224 + 14336);
+    assert_true(s.arena_bytes > rows && s.arena_bytes < rows / 10 * 11);
+    assert_true(s.combine_buffer_bytes == UINT64_C(64) * 4 * 128 * 7168 * 2);
+    assert_int_equal(hdl_moe_size_hint(&o, 33, &s), HDL_EINVAL); /* 256 / 33 */
+    struct hdl_moe_opts p = o;
+    p.dp_size = 2;
+    refuse_gpu(p, "dp_size 2");
+    p = o;
+    p.exact = true;
+    refuse_gpu(p, "exact");
+    p = o;
+    p.combine_wire = HDL_MOE_WIRE_F32;
+    refuse_gpu(p, "combine_wire 1");
+    p = o;
+    p.protocol = HDL_MOE_BULK;
+    refuse_gpu(p, "protocol 3");
+    p = o;
+    p.late_weights = true;
+    refuse_gpu(p, "late_weights");
 }
 
 static void test_refused(void **state)
@@ -146,9 +188,9 @@ static void test_regions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_large),   cmocka_unit_test(test_size_hint),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_map),
-        cmocka_unit_test(test_regions),
+        cmocka_unit_test(test_large),       cmocka_unit_test(test_size_hint),
+        cmocka_unit_test(test_gpu_options), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_map),         cmocka_unit_test(test_regions),
     };
     base_env_init(&env);
     return cmocka_run_group_tests(tests, NULL, NULL);

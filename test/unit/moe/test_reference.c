@@ -33,8 +33,7 @@ static struct setup *make(uint32_t ranks, int experts, int k, int hidden, int to
                                 .max_tokens = tokens,
                                 .dtype = HDL_F32};
     base_env_init(&s->env);
-    assert_int_equal(moe_config_init(&s->env, &s->config, &opts, (int32_t)ranks, false),
-                     HDL_OK);
+    assert_int_equal(moe_config_init(&s->env, &s->config, &opts, (int32_t)ranks), HDL_OK);
     for (uint32_t r = 0; r < ranks; r++) {
         for (int i = 0; i < MOST; i++) {
             s->rows[r][i] = (float)(r * 16 + (uint32_t)(i / hidden) + 1);

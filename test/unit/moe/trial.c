@@ -297,7 +297,7 @@ bool trial_draw_steps(struct trial *t)
 {
     struct base_env env;
     base_env_init(&env);
-    if (moe_config_init(&env, &t->config, &t->opts, (int32_t)t->ranks, false) != HDL_OK)
+    if (moe_config_init(&env, &t->config, &t->opts, (int32_t)t->ranks) != HDL_OK)
         return false;
     for (int s = 0; s < TRIAL_STEPS; s++) {
         draw_phases(t, s);

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public calls of an exchange on GPUs: checks what the host can, then launches. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/option.h"
+#include "moe/gpu_link.h"
+
+static enum hdl_status begin_call(struct hdl_moe *m, uint32_t phase,
+                                  const struct hdl_moe_call *opts,
+                                  struct moe_gpu_call *call)
+{
+    struct hdl_moe_call o;
+    enum hdl_status status = m->peers->ops->check(m->peers);
+    if (status == HDL_OK)
+        status = base_option_copy("hdl_moe_call", opts, &o, sizeof(o));
+    if (status != HDL_OK)
+        return status;
+    if (o.timeout_us < 0)
+        return base_fail(HDL_EINVAL, "timeout_us %lld", (long long)o.timeout_us);
+    *call = (struct moe_gpu_call){
+        .phase = phase,
+        .active = o.active,
+        .timeout_ns = o.timeout_us < HDL_FOREVER / BASE_NS_PER_US
+                          ? (uint64_t)o.timeout_us * BASE_NS_PER_US
+                          : 0,
+        .stream = o.stream,
+    };
+    return HDL_OK;
+}
+
+/* What a kernel found wrong, taken over into the exchange's own record. */
+static enum hdl_status take_error(struct hdl_moe *m, uint32_t lane)
+{
+    struct moe_gpu_state s;
+    enum hdl_status status = moe_gpu_read_state(m->link->gpu, lane, &s);
+    if (status == HDL_OK)
+        status = moe_gpu_clear_error(m->link->gpu, lane);
+    if (status != HDL_OK || s.error.first == UINT64_MAX)
+        return status;
+    uint64_t index = s.error.first >> 8;
+    uint32_t k = m->config.shape.top_k;
+    bool id = (s.error.first & 0xff) == MOE_GPU_ERR_ID;
+    m->failed_steps++;
+    m->last_error = HDL_EINVAL;
+    m->error[0] = id ? (int64_t)(index / k) : -1;
+    m->error[1] = id ? (int64_t)(index % k) : -1;
+    m->error[2] = s.error.value;
+    if (id)
+        return base_fail(HDL_EINVAL,
+                         "an earlier dispatch: token %" PRId64 " position %" PRId64
+                         " names expert %" PRId64 " of %u",
+                         m->error[0], m->error[1], m->error[2], m->config.shape.experts);
+    return base_fail(HDL_EINVAL, "an earlier dispatch: %" PRId64 " tokens, max_tokens %u",
+                     s.error.value, m->config.shape.max_tokens);
+}
+
+static enum hdl_status tell_errors(struct hdl_moe *m)
+{
+    for (uint32_t lane = 0; lane < m->config.shape.lanes; lane++) {
+        enum hdl_status status =
+            m->link->gpu->notice[lane] ? take_error(m, lane) : HDL_OK;
+        if (status != HDL_OK)
+            return status;
+    }
+    return HDL_OK;
+}
+
+/* -------------------------------------------------------------------------- dispatch */
+
+static enum hdl_status check_tokens(const struct hdl_moe *m,
+                                    const struct hdl_moe_tokens *t)
+{
+    const struct moe_shape *s = &m->config.shape;
+    if (t->num_tokens < 0 || t->num_tokens > s->max_tokens)
+        return base_fail(HDL_EINVAL, "dispatch: %" PRId64 " tokens, max_tokens %u",
+                         t->num_tokens, s->max_tokens);
+    if (t->num_tokens == 0 && !t->num_tokens_at)
+        return HDL_OK;
+    const char *missing = !t->rows                           ? "rows"
+                          : !t->topk_ids                     ? "topk_ids"
+                          : !t->weights && !m->config.opaque ? "weights"
+                                                             : NULL;
+    if (!missing && m->config.dtype == HDL_F8E4M3 && s->row_scales && !t->scales)
+        missing = "scales";
+    if (missing)
+        return base_fail(HDL_EINVAL, "dispatch: %s are NULL with %" PRId64 " tokens",
+                         missing, t->num_tokens);
+    return HDL_OK;
+}
+
+static enum hdl_status open_dispatch(struct hdl_moe *m, struct hdl_moe_handle *handle,
+                                     struct moe_lane **lane)
+{
+    if (!handle)
+        return base_fail(HDL_EINVAL, "dispatch: handle is NULL");
+    *lane = &m->lanes[m->turn % m->config.shape.lanes];
+    if ((*lane)->phase != MOE_IDLE)
+        return base_fail(HDL_EBUSY,
+                         "step %" PRIu64 " of lane %u has not ended: %u lanes are open",
+                         (*lane)->step, (*lane)->number, m->config.shape.lanes);
+    return tell_errors(m);
+}
+
+static enum hdl_status check_received(const struct hdl_moe *m,
+                                      const struct hdl_moe_received *r)
+{
+    if (!r->rows)
+        return base_fail(HDL_EINVAL, "dispatch: rows to receive into are NULL");
+    if (!r->scales && m->config.shape.row_scales)
+        return base_fail(HDL_EINVAL, "dispatch: scales to receive into are NULL");
+    return HDL_OK;
+}
+
+static enum hdl_status launch_dispatch(struct hdl_moe *m, const struct moe_gpu_call *call,
+                                       const struct hdl_moe_tokens *t,
+                                       const struct hdl_moe_received *r)
+{
+    const struct moe_gpu_tokens tokens = {.rows = t->rows,
+                                          .scales = t->scales,
+                                          .ids = t->topk_ids,
+                                          .weights = t->weights,
+                                          .num_tokens_at = t->num_tokens_at,
+                                          .num_tokens = (uint32_t)t->num_tokens,
+                                          .ids_are_64 = t->ids_are_64};
+    const struct moe_gpu_received received = {.rows = r->rows,
+                                              .scales = r->scales,
+                                              .counts = r->counts,
+                                              .offsets = r->offsets,
+                                              .row_numbers = r->row_numbers,
+                                              .source_token = r->source_token,
+                                              .ranges = r->ranges,
+                                              .local_ids = r->local_ids,
+                                              .weights = r->weights,
+                                              .source_counts = r->source_counts,
+                                              .totals = r->totals};
+    return moe_gpu_dispatch(m->link->gpu, call, &tokens, &received);
+}
+
+enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
+                                      const struct hdl_moe_tokens *tokens,
+                                      struct hdl_moe_received *received,
+                                      const struct hdl_moe_call *opts,
+                                      struct hdl_moe_handle *handle)
+{
+    struct moe_gpu_call call;
+    struct moe_lane *lane;
+    struct hdl_moe_tokens t = {0};
+    struct hdl_moe_received r = {0};
+    bool sends = phase & MOE_GPU_SEND, receives = phase & MOE_GPU_RECV;
+    enum hdl_status status = begin_call(m, phase, opts, &call);
+    if (status == HDL_OK && sends)
+        status = base_option_copy("hdl_moe_tokens", tokens, &t, sizeof(t));
+    if (status == HDL_OK && sends)
+        status = check_tokens(m, &t);
+    if (status == HDL_OK && receives)
+        status = base_option_copy("hdl_moe_received", received, &r, sizeof(r));
+    if (status == HDL_OK && receives)
+        status = check_received(m, &r);
+    if (status == HDL_OK)
+        status = sends ? open_dispatch(m, handle, &lane)
+                       : moe_handle_open(m, handle, MOE_SENT, &lane);
+    if (status != HDL_OK)
+        return status;
+    call.lane = lane->number;
+    status = launch_dispatch(m, &call, &t, &r);
+    if (status != HDL_OK)
+        return status;
+    if (sends) {
+        m->next++;
+        m->turn++;
+        lane->step++;
+    }
+    lane->phase = receives ? MOE_RECEIVED : MOE_SENT;
+    if (sends)
+        moe_handle_make(m, lane, handle);
+    if (receives && received &&
+        received->size >= offsetof(struct hdl_moe_received, totals))
+        received->num_rows = received->num_pairs = -1;
+    return HDL_OK;
+}
+
+/* --------------------------------------------------------------------------- combine */
+
+enum hdl_status moe_gpu_call_combine(struct hdl_moe *m, uint32_t phase,
+                                     const struct hdl_moe_handle *handle,
+                                     const struct hdl_moe_outputs *outputs,
+                                     const struct hdl_moe_result *result,
+                                     const struct hdl_moe_call *opts)
+{
+    struct moe_gpu_call call;
+    struct moe_lane *lane;
+    struct hdl_moe_outputs o = {0};
+    struct hdl_moe_result r = {0};
+    bool sends = phase & MOE_GPU_SEND, receives = phase & MOE_GPU_RECV;
+    enum hdl_status status = begin_call(m, phase, opts, &call);
+    if (status == HDL_OK && m->config.opaque)
+        status = base_fail(HDL_ENOTSUP, "combine: opaque rows cannot be summed");
+    if (status == HDL_OK && sends)
+        status = base_option_copy("hdl_moe_outputs", outputs, &o, sizeof(o));
+    if (status == HDL_OK && sends && !o.rows)
+        status = base_fail(HDL_EINVAL, "combine: rows are NULL");
+    if (status == HDL_OK && o.weights)
+        status = base_fail(HDL_ENOTSUP, "combine: weights that come late, on GPUs");
+    if (status == HDL_OK && receives)
+        status = base_option_copy("hdl_moe_result", result, &r, sizeof(r));
+    if (status == HDL_OK && receives && !r.rows)
+        status = base_fail(HDL_EINVAL, "combine: result rows are NULL");
+    if (status == HDL_OK)
+        status = moe_handle_open(m, handle, sends ? MOE_RECEIVED : MOE_COMBINING, &lane);
+    if (status != HDL_OK)
+        return status;
+    const struct moe_gpu_result to = {.expert_out = o.rows,
+                                      .rows = r.rows,
+                                      .bias = {r.bias[0], r.bias[1]},
+                                      .missing = r.missing,
+                                      .accumulate = r.accumulate};
+    call.lane = lane->number;
+    status = moe_gpu_combine(m->link->gpu, &call, &to);
+    if (status == HDL_OK)
+        lane->phase = receives ? MOE_IDLE : MOE_COMBINING;
+    return status;
+}
+
+enum hdl_status moe_gpu_call_buffer(struct hdl_moe *m,
+                                    const struct hdl_moe_handle *handle, void **rows)
+{
+    struct moe_lane *lane;
+    uint64_t address;
+    enum hdl_status status = moe_handle_open(m, handle, MOE_RECEIVED, &lane);
+    if (status == HDL_EINVAL && moe_handle_open(m, handle, MOE_SENT, &lane) == HDL_OK)
+        status = HDL_OK;
+    if (status == HDL_OK)
+        status = moe_gpu_buffer(m->link->gpu, lane->number, &address);
+    if (status == HDL_OK)
+        *rows = (void *)address;
+    return status;
+}
+
+/* ---------------------------------------------------------------------------- status */
+
+/* Counters live in the device; the record of errors is the exchange's. */
+enum hdl_status moe_gpu_call_status(const struct hdl_moe *exchange)
+{
+    struct hdl_moe *m = (struct hdl_moe *)exchange;
+    struct moe_gpu_state s;
+    uint64_t steps = m->first_next, incomplete = 0;
+    (void)tell_errors(m);
+    for (uint32_t lane = 0; lane < m->config.shape.lanes; lane++) {
+        enum hdl_status status = moe_gpu_read_state(m->link->gpu, lane, &s);
+        if (status != HDL_OK)
+            return status;
+        steps += s.step[0] - (uint32_t)m->lanes[lane].first_step;
+        incomplete += s.incomplete_calls;
+    }
+    m->next = steps;
+    m->incomplete_calls = incomplete;
+    return HDL_OK;
+}

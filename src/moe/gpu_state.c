@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tables and lane state in device memory, and the host's view of them. */
+#include "moe/gpu_state.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* ---------------------------------------------------------------------------- copies */
+
+/*
+ * The host's own copies go to a stream that waits for nobody, so that they reach a kernel
+ * that waits. Another thread may be capturing a graph meanwhile: that forbids them unless
+ * this thread says that it does not mind.
+ */
+static enum hdl_status begin_copies(struct moe_gpu *g, int *mode)
+{
+    *mode = GPU_CAPTURE_RELAXED;
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    (void)g->device.driver->capture_mode(mode);
+    return HDL_OK;
+}
+
+static enum hdl_status end_copies(struct moe_gpu *g, int error, int mode)
+{
+    if (!error)
+        error = g->device.driver->stream_sync(g->side);
+    enum hdl_status s = gpu_check(error, "copy of the exchange's state");
+    (void)g->device.driver->capture_mode(&mode);
+    gpu_leave(&g->device);
+    return s;
+}
+
+static enum hdl_status copy_in(struct moe_gpu *g, uint64_t to, const void *from,
+                               size_t bytes)
+{
+    int mode;
+    enum hdl_status s = begin_copies(g, &mode);
+    if (s)
+        return s;
+    return end_copies(g, g->device.driver->copy_in_async(to, from, bytes, g->side), mode);
+}
+
+/* ---------------------------------------------------------------------------- tables */
+
+static bool is_even(const struct moe_map *m)
+{
+    uint32_t each = m->experts / m->ranks;
+    if (m->experts % m->ranks)
+        return false;
+    for (uint32_t e = 0; e < m->experts; e++)
+        if (m->begin[e] != e || m->holder[e] != e / each || m->local[e] != e % each)
+            return false;
+    return true;
+}
+
+uint32_t moe_gpu_table_slots(const struct moe_map *m)
+{
+    uint64_t most = (uint64_t)m->experts * m->ranks;
+    return most < MOE_GPU_NO_SLOT ? (uint32_t)most : MOE_GPU_NO_SLOT - 1;
+}
+
+static size_t table_bytes(const struct moe_map *m)
+{
+    return (m->experts + 1) * sizeof(uint32_t) +
+           2 * (size_t)moe_gpu_table_slots(m) * sizeof(uint16_t);
+}
+
+static enum hdl_status put_tables(struct moe_gpu *g)
+{
+    const struct moe_map *m = &g->config->map;
+    uint32_t slots = m->first[m->ranks], n = m->experts + 1;
+    g->local_experts = moe_map_local_experts(m, g->rank);
+    g->even_experts = is_even(m) ? m->experts / m->ranks : 0;
+    if (slots > moe_gpu_table_slots(m))
+        return base_fail(HDL_ENOTSUP, "%u places of experts, kernels take %u", slots,
+                         moe_gpu_table_slots(m));
+    uint32_t *table = base_alloc(g->env, 1, table_bytes(m));
+    if (!table)
+        return HDL_ENOMEM;
+    uint16_t *slot = (uint16_t *)(table + n), *rank = slot + moe_gpu_table_slots(m);
+    memcpy(table, m->begin, n * sizeof(uint32_t));
+    for (uint32_t i = 0; i < slots; i++)
+        slot[i] = (uint16_t)(m->first[m->holder[i]] + m->local[i]);
+    for (uint32_t r = 0; r < m->ranks; r++)
+        for (uint32_t i = m->first[r]; i < m->first[r + 1]; i++)
+            rank[i] = (uint16_t)r;
+    enum hdl_status s = copy_in(g, g->tables, table, table_bytes(m));
+    base_free(g->env, table);
+    return s;
+}
+
+/* ----------------------------------------------------------------------------- lanes */
+
+/* Places of a lane's arrays behind its state. */
+struct lane_places {
+    uint64_t sent_rows, sent_sums, own_ranks, entries, bytes;
+};
+
+static struct lane_places place_lane(const struct moe_gpu_geometry *g)
+{
+    struct lane_places p;
+    uint64_t pairs = (uint64_t)g->ranks * g->max_tokens;
+    p.sent_rows = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
+    p.sent_sums = p.sent_rows + g->max_tokens * 4ull;
+    p.own_ranks = p.sent_sums + pairs * 4;
+    p.entries = (p.own_ranks + g->max_tokens * 4ull + 255) / 256 * 256;
+    p.bytes = p.entries + pairs * g->top_k * sizeof(struct moe_gpu_entry);
+    p.bytes = (p.bytes + 255) / 256 * 256;
+    return p;
+}
+
+static uint64_t state_at(const struct moe_gpu *g, uint32_t lane)
+{
+    return g->lane_memory + lane * g->lane_bytes;
+}
+
+void moe_gpu_lane_of(const struct moe_gpu *g, uint32_t lane, bool masked,
+                     struct moe_gpu_lane *out)
+{
+    struct lane_places p = place_lane(&g->geo);
+    uint64_t at = state_at(g, lane);
+    out->state = (struct moe_gpu_state *)at;
+    out->counted =
+        (const uint32_t *)(at + (masked ? offsetof(struct moe_gpu_state, mask)
+                                        : offsetof(struct moe_gpu_state, members)));
+    out->notice = (uint32_t *)&g->notice[lane];
+    out->sent_rows = (uint32_t *)(at + p.sent_rows);
+    out->sent_sums = (uint32_t *)(at + p.sent_sums);
+    out->own_ranks = (uint32_t *)(at + p.own_ranks);
+    out->entries = (struct moe_gpu_entry *)(at + p.entries);
+}
+
+#define PUT_STATE(g, lane, member, from)                                                 \
+    copy_in(g, state_at(g, lane) + offsetof(struct moe_gpu_state, member), from,         \
+            sizeof(((struct moe_gpu_state *)0)->member))
+
+enum hdl_status moe_gpu_set_step(struct moe_gpu *g, uint32_t lane, uint32_t step)
+{
+    uint32_t steps[MOE_GPU_MAX_CTAS], seen[MOE_GPU_MAX_RANKS];
+    for (int i = 0; i < MOE_GPU_MAX_CTAS; i++)
+        steps[i] = step;
+    for (int i = 0; i < MOE_GPU_MAX_RANKS; i++)
+        seen[i] = step - 1;
+    enum hdl_status s = PUT_STATE(g, lane, step, steps);
+    return s ? s : PUT_STATE(g, lane, seen, seen);
+}
+
+enum hdl_status moe_gpu_set_active(struct moe_gpu *g, uint32_t active)
+{
+    enum hdl_status s = HDL_OK;
+    for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++)
+        s = PUT_STATE(g, lane, active, &active);
+    return s;
+}
+
+enum hdl_status moe_gpu_clear_error(struct moe_gpu *g, uint32_t lane)
+{
+    struct moe_gpu_error none = {UINT64_MAX, 0};
+    g->notice[lane] = 0;
+    return PUT_STATE(g, lane, error, &none);
+}
+
+enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t generation,
+                              uint32_t step)
+{
+    enum hdl_status s = put_tables(g);
+    for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
+        s = moe_gpu_set_step(g, lane, step);
+        if (!s)
+            s = PUT_STATE(g, lane, generation, &generation);
+        if (!s)
+            s = PUT_STATE(g, lane, members, &members);
+    }
+    return s ? s : moe_gpu_set_active(g, members);
+}
+
+enum hdl_status moe_gpu_read_state(struct moe_gpu *g, uint32_t lane,
+                                   struct moe_gpu_state *state)
+{
+    int mode;
+    enum hdl_status s = begin_copies(g, &mode);
+    if (s)
+        return s;
+    int error = g->device.driver->copy_out_async(state, state_at(g, lane), sizeof(*state),
+                                                 g->side);
+    return end_copies(g, error, mode);
+}
+
+enum hdl_status moe_gpu_buffer(struct moe_gpu *g, uint32_t lane, uint64_t *address)
+{
+    enum hdl_status s = HDL_OK;
+    if (!g->buffer[lane])
+        s = gpu_alloc(&g->device, g->config->layout.buffer_bytes, &g->buffer[lane]);
+    *address = g->buffer[lane];
+    return s;
+}
+
+/* ---------------------------------------------------------------------------- memory */
+
+static enum hdl_status make_side(struct moe_gpu *g)
+{
+    const struct gpu_driver *cu = g->device.driver;
+    void *notice = NULL;
+    size_t bytes = g->config->shape.lanes * sizeof(uint32_t);
+    enum hdl_status s = gpu_enter(&g->device);
+    if (s)
+        return s;
+    s = gpu_check(cu->stream_create(&g->side, GPU_STREAM_NON_BLOCKING, 0),
+                  "cuStreamCreateWithPriority");
+    if (!s)
+        s = gpu_check(cu->host_alloc(&notice, bytes, GPU_HOST_PORTABLE_MAPPED),
+                      "cuMemHostAlloc");
+    if (!s)
+        memset(notice, 0, bytes);
+    g->notice = notice;
+    gpu_leave(&g->device);
+    return s;
+}
+
+enum hdl_status moe_gpu_make_state(struct moe_gpu *g)
+{
+    uint32_t lanes = g->config->shape.lanes;
+    uint32_t all = g->geo.ranks == 32 ? UINT32_MAX : (UINT32_C(1) << g->geo.ranks) - 1;
+    enum hdl_status s = make_side(g);
+    g->lane_bytes = place_lane(&g->geo).bytes;
+    if (!s)
+        s = gpu_alloc(&g->device, table_bytes(&g->config->map), &g->tables);
+    if (!s)
+        s = gpu_alloc(&g->device, g->lane_bytes * lanes, &g->lane_memory);
+    for (uint32_t lane = 0; !s && lane < lanes; lane++)
+        s = moe_gpu_clear_error(g, lane);
+    return s ? s : moe_gpu_begin(g, all, 1, 1);
+}
+
+void moe_gpu_free_state(struct moe_gpu *g)
+{
+    for (int i = 0; i < MOE_MAX_LANES; i++)
+        gpu_free(&g->device, g->buffer[i]);
+    gpu_free(&g->device, g->lane_memory);
+    gpu_free(&g->device, g->tables);
+    if (gpu_enter(&g->device))
+        return;
+    if (g->notice)
+        g->device.driver->host_free((void *)g->notice);
+    if (g->side)
+        g->device.driver->stream_destroy(g->side);
+    gpu_leave(&g->device);
+}
