@@ -8,10 +8,12 @@
  *     elastic replace   rank 1 is killed while all loop; a new process takes its place
  *     elastic alone     a joiner works over itself, wrong identities are refused
  *     elastic cycles    leave and join, 30 times
+ *     elastic gone      a rank is removed as planned and exits at once, several times
  */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "member.h"
 
@@ -334,12 +336,73 @@ static void cycles(void)
     CHECK_OK(hdl_group_on_view(self.group, NULL, NULL));
 }
 
+/* ------------------------------------------------------------------------------ gone */
+
+static void *admit_or_evict(void *evict)
+{
+    if (evict)
+        member_evict(2);
+    else
+        member_admit(2);
+    return NULL;
+}
+
+/* Sums until the set is `wanted`, and then `after` times more; none is incomplete. Rank 0
+ * asks for the change meanwhile. */
+static void go_on_to(int wanted, int after, bool evict)
+{
+    static int evicts;
+    pthread_t thread;
+    double start = rank_now();
+    if (self.rank == 0)
+        CHECK(pthread_create(&thread, NULL, admit_or_evict, evict ? &evicts : NULL) == 0,
+              "no thread");
+    while (member_sum_ok() != wanted)
+        CHECK(rank_now() - start < 15 * RANK_SLOW, "never %#x", wanted);
+    for (int i = 0; i < after; i++)
+        CHECK(member_sum_ok() == wanted, "not %#x", wanted);
+    if (self.rank == 0)
+        CHECK(pthread_join(thread, NULL) == 0, "no end");
+}
+
+/* Makes operations until it is removed, or waits for that: the others then wait in an
+ * operation that is made without it. */
+static void passer(bool idle)
+{
+    enum hdl_status status = HDL_OK;
+    member_found(2, 3, true);
+    CHECK_OK(hdl_group_join(self.group, CHANGE_US, NULL));
+    CHECK(member_sum_ok() == 7, "three");
+    do
+        (void)(idle ? 0 : member_sum(&status));
+    while (status == HDL_OK && member_active() & 4);
+    CHECK(status == HDL_OK || status == HDL_ENOTMEMBER, "%s", hdl_status_name(status));
+    _exit(0);
+}
+
+/* Who is removed owes nothing, so its end is no failure. */
+static void gone(int times)
+{
+    member_found(2, 3, false);
+    for (int i = 0; i < times; i++) {
+        bool idle = i % 2;
+        pid_t next = 0;
+        if (self.rank == 0 && i > 0)
+            next = member_spawn(2, idle ? "passer_idle" : "passer");
+        go_on_to(7, idle ? 0 : i, false);
+        go_on_to(3, 10 * AFTER, true);
+        if (next)
+            member_reap(next);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "grow";
     /* A replacement may be faster than the end of its predecessor. */
     rank_await_cont(false);
-    member_begin(NULL, strncmp(mode, "replacement", 11) == 0);
+    member_begin(NULL,
+                 strncmp(mode, "replacement", 11) == 0 || strcmp(mode, "passer") == 0);
     if (strcmp(mode, "grow") == 0)
         grow();
     else if (strcmp(mode, "together") == 0)
@@ -354,6 +417,11 @@ int main(int argc, char **argv)
         replacement(mode[11] != 0);
     else if (strcmp(mode, "alone") == 0)
         alone();
+    else if (strncmp(mode, "passer", 6) == 0 ||
+             (strcmp(mode, "gone") == 0 && self.rank == 2))
+        passer(strcmp(mode, "passer_idle") == 0);
+    else if (strcmp(mode, "gone") == 0)
+        gone(argc > 2 ? atoi(argv[2]) : 5);
     else
         cycles();
     member_end();
