@@ -441,12 +441,14 @@ int command_chaos(int argc, char **argv)
         {'n', "ranks", TOOL_INT, &ranks, 2, "N", "ranks, 2 to 15 (default 4)"},
         {0, "seconds", TOOL_SECONDS, &seconds_us, 0, "S", "how long (default 10)"},
         {0, "seed", TOOL_INT, &seed, 0, "X", "of the events and operations (default 1)"},
-        {0, "transport", TOOL_TEXT, &transport, 0, "T", "auto, shm, fabric or mixed"},
+        {0, "transport", TOOL_CHOICE, &transport, 0, "auto|shm|fabric|mixed",
+         "the way to the others; mixed = two hosts (default auto)"},
         {0, "dead-after", TOOL_SECONDS, &dead_after_us, 0, "S",
          "silence after which a stopped rank is removed (default 1)"},
-        {0, "coordinator", TOOL_TEXT, &coordinator, 0, "own|rank0",
+        {0, "coordinator", TOOL_CHOICE, &coordinator, 0, "own|rank0",
          "a process of its own (default), or rank 0, which is then spared until the end"},
-        {0, "defect", TOOL_TEXT, &defect, 0, "D", "plant one: byte"},
+        {0, "defect", TOOL_CHOICE, &defect, 0, "byte",
+         "plant a wrong byte, to see the check fail"},
         {0, "rank", TOOL_FLAG, &as_rank, 0, NULL, NULL},
     };
     const struct tool_usage usage = {

@@ -49,8 +49,8 @@ int main(int argc, char **argv)
     static char help_flag[] = "--help";
     const char *name = argc > 1 ? argv[1] : "help";
     if (strcmp(name, "help") == 0 && argc > 2) {
-        char *args[] = {argv[2], help_flag, NULL};
-        return dispatch(2, args);
+        char *args[] = {argv[2], argc > 3 ? argv[3] : help_flag, help_flag, NULL};
+        return argv[2][0] == '-' ? help() : dispatch(3, args);
     }
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 ||
         strcmp(name, "-h") == 0)

@@ -98,6 +98,28 @@ static bool set_int(const struct tool_option *option, const char *shown, const c
     return true;
 }
 
+int tool_choice(const char *choices, const char *text)
+{
+    for (int place = 0;; place++) {
+        size_t length = strcspn(choices, "|");
+        if (strlen(text) == length && strncmp(choices, text, length) == 0)
+            return place;
+        if (!choices[length])
+            return -1;
+        choices += length + 1;
+    }
+}
+
+static bool set_choice(const struct tool_option *option, const char *shown,
+                       const char *text)
+{
+    *(const char **)option->value = text;
+    if (tool_choice(option->arg, text) >= 0)
+        return true;
+    tool_usage_error("%s must be %s, got '%s'", shown, option->arg, text);
+    return false;
+}
+
 static bool set_value(const struct tool_option *option, const char *shown,
                       const char *text)
 {
@@ -111,6 +133,8 @@ static bool set_value(const struct tool_option *option, const char *shown,
     case TOOL_TEXT:
         *(const char **)option->value = text;
         return true;
+    case TOOL_CHOICE:
+        return set_choice(option, shown, text);
     case TOOL_SECONDS:
         if (read_seconds(text, option->value))
             return true;

@@ -12,6 +12,7 @@ enum tool_option_kind {
     TOOL_INT,     /* int64_t, at least `min` */
     TOOL_SECONDS, /* int64_t microseconds, from a decimal number of seconds */
     TOOL_TEXT,    /* const char * */
+    TOOL_CHOICE,  /* const char *, one of those in `arg`: "shm|fabric" */
     TOOL_SIZES    /* struct tool_sizes */
 };
 
@@ -54,6 +55,8 @@ enum tool_parsed { TOOL_PARSED, TOOL_PARSED_HELP, TOOL_PARSED_WRONG };
 enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int argc,
                             char **argv, int *first);
 void tool_help(const struct tool_usage *usage);
+/* Place of `text` in choices such as "shm|fabric", -1 if it is none of them. */
+int tool_choice(const char *choices, const char *text);
 
 /* One sentence on stderr, with the command's name in front; returns TOOL_USAGE. */
 int tool_usage_error(const char *format, ...) __attribute__((format(printf, 1, 2)));

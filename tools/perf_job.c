@@ -57,10 +57,6 @@ static int run_rank(struct perf_job *job, int (*run)(void *user), void *user)
 int perf_job_run(struct perf_job *job, int argc, char **argv, int (*run)(void *user),
                  void *user)
 {
-    if (strcmp(job->transport, "auto") != 0 && strcmp(job->transport, "shm") != 0 &&
-        strcmp(job->transport, "fabric") != 0)
-        return tool_usage_error("--transport must be auto, shm or fabric, got '%s'",
-                                job->transport);
     if (launch_is_rank())
         return run_rank(job, run, user);
     struct launch launch = {

@@ -298,23 +298,12 @@ static enum hdl_status run_usual(struct perf_moe *p, struct moe_bench *b, bool d
     return status;
 }
 
-static int index_in(const char *const *names, int count, const char *name)
-{
-    for (int i = 0; i < count; i++) {
-        if (strcmp(names[i], name) == 0)
-            return i;
-    }
-    return -1;
-}
-
-static const char *const dtype_names[] = {"bf16", "f32", "fp8"};
-static const char *const layout_names[] = {"3d", "flat", "rank", "indexed"};
-static const char *const routing_names[] = {"uniform", "zipf", "hot", "local"};
-static const char *const phase_names[] = {"fused", "split"};
+#define DTYPES "bf16|f32|fp8"
+#define LAYOUTS "3d|flat|rank|indexed"
 
 static int run_tokens(struct perf_moe *p, int64_t tokens)
 {
-    int dtype = index_in(dtype_names, 3, p->dtype);
+    int dtype = tool_choice(DTYPES, p->dtype);
     struct row row = {.wire = 0};
     struct moe_bench b = {
         .group = p->job.group,
@@ -326,7 +315,7 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
         .experts = p->experts,
         .dtype = dtype == 1 ? HDL_F32 : HDL_BF16,
         .format = dtype == 2 ? HDL_MOE_FP8 : HDL_MOE_PLAIN,
-        .layout = (enum hdl_moe_layout)index_in(layout_names, 4, p->layout),
+        .layout = (enum hdl_moe_layout)tool_choice(LAYOUTS, p->layout),
         .split = strcmp(p->phases, "split") == 0,
         .routing = p->routing,
     };
@@ -365,32 +354,20 @@ static int run_all(void *user)
 /* ------------------------------------------------------------------------------ command
  */
 
+#define OPERATIONS "dispatch|combine|moe"
+
 static int start(struct perf_moe *p, int argc, char **argv, int first)
 {
-    static const char *const ops[] = {"dispatch", "combine", "moe"};
-    if (first + 1 != argc || index_in(ops, 3, argv[first]) < 0)
-        return tool_usage_error("perf takes one operation: dispatch, combine or moe");
+    if (first + 1 != argc || tool_choice(OPERATIONS, argv[first]) < 0)
+        return tool_usage_error("perf takes one operation: " OPERATIONS);
     p->op = argv[first];
-    if (index_in(dtype_names, 3, p->dtype) < 0)
-        return tool_usage_error("--dtype must be bf16, f32 or fp8, got '%s'", p->dtype);
-    if (index_in(layout_names, 4, p->layout) < 0)
-        return tool_usage_error("--layout must be 3d, flat, rank or indexed, got '%s'",
-                                p->layout);
-    if (index_in(routing_names, 4, p->routing) < 0)
-        return tool_usage_error("--routing must be uniform, zipf, hot or local, got '%s'",
-                                p->routing);
-    if (index_in(phase_names, 2, p->phases) < 0)
-        return tool_usage_error("--phases must be fused or split, got '%s'", p->phases);
-    if (p->compare && strcmp(p->compare, "alltoall") != 0)
-        return tool_usage_error("--compare must be alltoall, got '%s'", p->compare);
     return perf_job_run(&p->job, argc, argv, run_all, p);
 }
 
 bool command_perf_is_moe(int argc, char **argv)
 {
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "dispatch") == 0 || strcmp(argv[i], "combine") == 0 ||
-            strcmp(argv[i], "moe") == 0)
+        if (tool_choice(OPERATIONS, argv[i]) >= 0)
             return true;
     }
     return false;
@@ -413,21 +390,22 @@ int command_perf_moe(int argc, char **argv)
         {'n', "ranks", TOOL_INT, &p.job.ranks, 1, "N", "ranks to start (default 2)"},
         {0, "hosts", TOOL_INT, &p.job.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
-        {0, "transport", TOOL_TEXT, &p.job.transport, 0, "WAY",
-         "auto, shm or fabric (default auto)"},
+        {0, "transport", TOOL_CHOICE, &p.job.transport, 0, "auto|shm|fabric",
+         "the way to the others (default auto)"},
         {'t', "tokens", TOOL_SIZES, &p.tokens, 0, "LIST",
          "tokens of a rank (default 1,16,128,1K)"},
         {0, "hidden", TOOL_INT, &p.hidden, 1, "H", "elements of a row (default 4096)"},
         {0, "topk", TOOL_INT, &p.topk, 1, "K", "experts of a token (default 8)"},
         {0, "experts", TOOL_INT, &p.experts, 1, "E", "of all ranks (default 32)"},
-        {0, "dtype", TOOL_TEXT, &p.dtype, 0, "TYPE",
-         "bf16, f32, or fp8 = bf16 quantised on the way (default bf16)"},
-        {0, "layout", TOOL_TEXT, &p.layout, 0, "NAME",
-         "3d, flat, rank or indexed (default 3d)"},
-        {0, "routing", TOOL_TEXT, &p.routing, 0, "NAME",
-         "uniform, zipf, hot or local (default uniform)"},
-        {0, "phases", TOOL_TEXT, &p.phases, 0, "NAME", "fused or split (default fused)"},
-        {0, "compare", TOOL_TEXT, &p.compare, 0, "alltoall",
+        {0, "dtype", TOOL_CHOICE, &p.dtype, 0, DTYPES,
+         "of the rows; fp8 = bf16 quantised on the way (default bf16)"},
+        {0, "layout", TOOL_CHOICE, &p.layout, 0, LAYOUTS,
+         "of delivered rows (default 3d)"},
+        {0, "routing", TOOL_CHOICE, &p.routing, 0, "uniform|zipf|hot|local",
+         "how tokens choose experts (default uniform)"},
+        {0, "phases", TOOL_CHOICE, &p.phases, 0, "fused|split",
+         "one call, or send and recv apart (default fused)"},
+        {0, "compare", TOOL_CHOICE, &p.compare, 0, "alltoall",
          "also by counts and all_to_all_v, and by a dense all_to_all"},
         {0, "iters", TOOL_INT, &p.job.iters, 1, "I",
          "measured steps (default: what fits into half a second)"},
@@ -438,7 +416,7 @@ int command_perf_moe(int argc, char **argv)
         {0, "json", TOOL_FLAG, &p.job.json, 0, NULL, "one JSON object a line"},
     };
     const struct tool_usage usage = {
-        "heddle perf dispatch|combine|moe [options]",
+        "heddle perf " OPERATIONS " [options]",
         "Measures steps of a mixture-of-experts exchange, and checks their data.",
         options,
         sizeof(options) / sizeof(options[0]),

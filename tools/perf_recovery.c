@@ -355,7 +355,8 @@ int perf_recovery(int argc, char **argv)
     const struct tool_option options[] = {
         {'n', "ranks", TOOL_INT, &ranks, 3, "N", "ranks, 3 to 15 (default 4)"},
         {0, "repeats", TOOL_INT, &repeats, 1, "N", "of each event (default 50)"},
-        {0, "transport", TOOL_TEXT, &transport, 0, "T", "auto, shm, fabric or mixed"},
+        {0, "transport", TOOL_CHOICE, &transport, 0, "auto|shm|fabric|mixed",
+         "the way to the others; mixed = two hosts (default auto)"},
         {0, "events-only", TOOL_FLAG, &events_only, 0, NULL,
          "not what it costs while nothing happens"},
         {0, "json", TOOL_FLAG, &json, 0, NULL, "one object per event"},

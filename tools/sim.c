@@ -258,9 +258,6 @@ static int run_wish(const struct wish *wish)
         return tool_usage_error("at most 65536 ranks and 10000 operations");
     if (wish->defect && !find_defect(wish->defect, &options.defect))
         return tool_usage_error("--defect: '%s' is not known", wish->defect);
-    if (strcmp(plane, "both") != 0 && strcmp(plane, "mapped") != 0 &&
-        strcmp(plane, "messaged") != 0)
-        return tool_usage_error("--plane: '%s' is not known", plane);
     options.ranks = (uint32_t)wish->ranks;
     options.capacity = (uint32_t)wish->capacity;
     options.ops = (uint32_t)wish->ops;
@@ -307,8 +304,8 @@ int command_sim(int argc, char **argv)
          "kill)"},
         {0, "num-faults", TOOL_INT, &wish.faults, 0, "N", "in a schedule (default 2)"},
         {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},
-        {0, "plane", TOOL_TEXT, &wish.plane, 0, "P",
-         "mapped, messaged or both (default; mapped above 64 ranks)"},
+        {0, "plane", TOOL_CHOICE, &wish.plane, 0, "mapped|messaged|both",
+         "how data moves (default both; mapped above 64 ranks)"},
         {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S", "its delay (default 50e-6)"},
         {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S", "silence (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},

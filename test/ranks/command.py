@@ -3,6 +3,8 @@
 """command.py HEDDLE PART: the command as a person uses it; parts: run, signals, perf, demo, info, help."""
 import json
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import tempfile
 import time
 
 HEDDLE = sys.argv[1]
+MANUAL = pathlib.Path(__file__).resolve().parent.parent.parent / "doc/man/heddle.1.scd"
 KEYS = ["op", "ranks", "bytes", "transport", "algorithm", "min_us", "p50_us", "p99_us", "algbw_GBps", "busbw_GBps",
         "checked"]
 OPS = ["allreduce", "broadcast", "reduce", "allgather", "reducescatter", "alltoall", "gather", "scatter", "barrier",
@@ -40,15 +43,21 @@ def test_help():
     check(done.returncode == 0 and "run" in done.stdout and "perf" in done.stdout, "help", done)
     check(heddle("--help").stdout == done.stdout and heddle().stdout == done.stdout, "three ways to the help")
     check(heddle("version").stdout.startswith("heddle 0."), "version")
-    for command in ("run", "perf", "demo", "info"):
-        done = heddle(command, "--help")
-        check(done.returncode == 0 and "usage: heddle " + command in done.stdout, command + " --help", done)
-        check(heddle("help", command).stdout == done.stdout, "help " + command)
-        done = heddle(command, "--nonsense")
+    commands = re.findall(r"^  (\w+) ", done.stdout, re.M)[:-2]  # but help and version
+    manual = MANUAL.read_text(encoding="utf-8").replace("*", "")
+    check(len(commands) >= 7, "commands", done)
+    for command in [[c] for c in commands] + [["perf", "moe"], ["perf", "recovery"]]:
+        done = heddle(*command, "--help")
+        check(done.returncode == 0 and "usage: heddle " + command[0] in done.stdout, f"{command} --help", done)
+        check(heddle("help", *command).stdout == done.stdout, f"help {command}")
+        for option in re.findall(r"^  (?:-\w, )?(--[\w-]+)", done.stdout, re.M):
+            check(option == "--help" or re.search(option + r"\b", manual), f"{command} {option} is not in heddle(1)")
+        done = heddle(*command, "--nonsense")
         check(done.returncode == 2 and done.stderr.count("\n") == 1 and "--nonsense" in done.stderr, "one sentence", done)
     for args in (["nonsense"], ["perf"], ["perf", "nonsense"], ["perf", "allreduce", "--bytes", "8,x"], ["run", "-n", "0", "a"],
                  ["run", "a"], ["run", "-n", "2"], ["perf", "barrier", "-n", "x"], ["info", "x"], ["demo", "a", "b"],
-                 ["perf", "allreduce", "--transport", "pigeon"]):
+                 ["perf", "allreduce", "--transport", "pigeon"], ["perf", "moe", "--dtype", "f16"],
+                 ["perf", "recovery", "--transport", "pigeon"], ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"]):
         done = heddle(*args)
         check(done.returncode == 2 and done.stderr.count("\n") == 1, " ".join(args), done)
 
