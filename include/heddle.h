@@ -845,9 +845,8 @@ struct hdl_moe_received {
  *   HDL_EINVAL      T > M, NULL data with T > 0, an id < -1 or >= E (token, position and
  *                   value are named), own rank masked, no weights without late_weights.
  *                   Peers were told; the step is over on all ranks, the next one works
- *   HDL_EPEER       a peer refused its arguments so; it and its values are named. Or,
- *                   with dp_size and replicas: another rank with the same tokens counts
- *                   on other ranks (masks, losses); both are named. The step is over
+ *   HDL_EPEER       a peer refused its arguments so; it and its values are named. The
+ *                   step is over
  *   HDL_ESTALE      (recv) the handle was used, or is older than an update
  *   HDL_EINVAL      (recv) the handle is of another exchange or of none; rows to receive
  *                   into are NULL. The step stays open
@@ -901,7 +900,9 @@ struct hdl_moe_result {
  * the phases apart or not, in the same step.
  *
  *   HDL_INCOMPLETE  a token lacks a contribution (`missing` says which), or a rank was
- *                   dropped (its entry in call->active is 0 now). The step is over
+ *                   dropped (its entry in call->active is 0 now). The step is over. With
+ *                   dp_size and replicas also what was made for another rank with the
+ *                   same tokens, if that one counts on other ranks (masks, losses)
  *   HDL_EINVAL      rows are NULL where some were received; result rows are NULL with
  *                   T > 0; no weights although dispatch had none: the step is over, peers
  *                   lack this rank's part. Own rank masked, a handle of another exchange

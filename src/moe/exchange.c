@@ -42,6 +42,7 @@ static void carve_lane(struct carve *c, struct hdl_moe *m, struct moe_lane *lane
     lane->marks[1] = carve(c, s->ranks, sizeof(uint64_t));
     lane->source = carve(c, s->ranks, sizeof(struct moe_source));
     lane->listen = carve(c, l->sources, sizeof(uint32_t));
+    lane->alike = carve(c, s->dp, 1);
     if (s->device)
         return; /* its items are on the device */
     lane->items = carve(c, pairs, sizeof(struct moe_item));

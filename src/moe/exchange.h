@@ -122,6 +122,7 @@ struct moe_lane {
     uint64_t *marks[2]; /* [R] puts of the newest step that used the half */
     struct moe_source *source; /* [R] */
     uint32_t *listen; /* [S] the member of a DP group that this rank takes rows of */
+    uint8_t *alike;   /* [g] members of the own DP group who count on the same ranks */
     bool exact;       /* the own tokens are summed over positions */
     struct moe_item *items;
     struct moe_entry *entries;
@@ -191,6 +192,12 @@ static inline bool moe_run_joins(const struct moe_run *run, uint32_t token,
 static inline bool moe_mapped(const struct hdl_moe *m, uint32_t rank)
 {
     return m->peers->base[rank] != NULL;
+}
+
+/* Do routes depend on which member of a DP group a contributor listened to? */
+static inline bool moe_says_source(const struct hdl_moe *m)
+{
+    return m->config.shape.dp > 1 && m->config.map.replicas > 1;
 }
 
 /* Where what `source` wrote for others is read: its arena, or what it put into mine. */

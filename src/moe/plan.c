@@ -43,10 +43,16 @@ static void read_token(struct hdl_moe *m, struct moe_lane *lane, uint32_t source
     };
 }
 
+static const uint64_t *active_of(const struct hdl_moe *m, const struct moe_lane *lane,
+                                 uint32_t source)
+{
+    return (const uint64_t *)(const void *)(moe_line(m, lane->half, source) + 1);
+}
+
 static void read_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t source)
 {
     const struct moe_header_line *line = moe_line(m, lane->half, source);
-    const uint64_t *active = (const uint64_t *)(const void *)(line + 1);
+    const uint64_t *active = active_of(m, lane, source);
     struct moe_source *s = &lane->source[source];
     uint32_t tokens = line->tokens;
     s->first = lane->num_items;
@@ -160,18 +166,45 @@ static void number_rows(struct hdl_moe *m, struct moe_lane *lane,
         out->num_rows = out->num_pairs;
 }
 
+/* The first member of a DP group that came and says that it serves this rank. Members may
+ * disagree on who is there, and then perhaps none does: the one whose turn it is. */
+static uint32_t choose_member(const struct hdl_moe *m, const struct moe_lane *lane,
+                              uint32_t group)
+{
+    uint32_t dp = m->config.shape.dp, self = m->peers->self;
+    for (uint32_t i = 0; i < dp; i++) {
+        uint32_t r = group * dp + (self + i) % dp;
+        if (lane->source[r].state == MOE_SOURCE_CAME &&
+            moe_dp_member(dp, group, self, active_of(m, lane, r)) == r)
+            return r;
+    }
+    return group * dp + self % dp;
+}
+
+/* Who of the own DP group chooses the same replicas? */
+static void compare_members(struct hdl_moe *m, struct moe_lane *lane)
+{
+    uint32_t dp = m->config.shape.dp, first = m->peers->self / dp * dp;
+    size_t bytes = m->config.layout.mask_words * sizeof(uint64_t);
+    for (uint32_t i = 0; i < dp; i++)
+        lane->alike[i] = lane->source[first + i].state == MOE_SOURCE_CAME &&
+                         memcmp(active_of(m, lane, first + i), lane->active, bytes) == 0;
+}
+
 void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received *out)
 {
     uint32_t dp = m->config.shape.dp;
     lane->num_items = lane->num_entries = 0;
     for (uint32_t g = 0; g < m->config.layout.sources; g++) {
-        uint32_t from = moe_dp_member(dp, g, m->peers->self, m->mask);
+        uint32_t from = choose_member(m, lane, g);
         lane->listen[g] = from;
         for (uint32_t r = g * dp; r < (g + 1) * dp; r++)
             lane->source[r].count = 0;
         if (lane->source[from].state == MOE_SOURCE_CAME)
             read_source(m, lane, from);
     }
+    if (moe_says_source(m))
+        compare_members(m, lane);
     count_experts(m, lane, out);
     place_experts(m, out);
     number_rows(m, lane, out);

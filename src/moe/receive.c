@@ -97,27 +97,6 @@ static enum hdl_status check_refusals(struct hdl_moe *m, struct moe_lane *lane)
     return HDL_OK;
 }
 
-/* Replicas are chosen by the source's mask. Those who hold the same tokens may be
- * listened to by different ranks, so their masks must agree where that matters. */
-static enum hdl_status check_group(struct hdl_moe *m, struct moe_lane *lane)
-{
-    const struct moe_config *c = &m->config;
-    uint32_t self = m->peers->self, first = self / c->shape.dp * c->shape.dp;
-    for (uint32_t r = first; c->map.replicas > 1 && r < first + c->shape.dp; r++) {
-        const void *active = moe_line(m, lane->half, r) + 1;
-        if (lane->source[r].state != MOE_SOURCE_CAME ||
-            memcmp(active, lane->active, c->layout.mask_words * sizeof(uint64_t)) == 0)
-            continue;
-        m->last_error = HDL_EPEER;
-        moe_step_fail(m, lane);
-        return base_fail(HDL_EPEER,
-                         "ranks %u and %u hold the same tokens and do not count on the "
-                         "same ranks: with replicas they must",
-                         self, r);
-    }
-    return HDL_OK;
-}
-
 /* -------------------------------------------------------------------------------- rows
  */
 
@@ -337,8 +316,6 @@ enum hdl_status moe_dispatch_finish(struct hdl_moe *m, struct moe_lane *lane,
     enum hdl_status status = m->peers->ops->check(m->peers);
     if (status == HDL_OK)
         status = check_refusals(m, lane);
-    if (status == HDL_OK)
-        status = check_group(m, lane);
     if (status != HDL_OK)
         return status;
     out->num_rows = out->num_pairs = 0;

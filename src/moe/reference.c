@@ -24,13 +24,26 @@ static void set_active(uint64_t *words, const struct moe_reference_rank *rank,
     }
 }
 
-/* The member of DP group `group` whose rows `to` takes, or -1: masked. */
+/* Does rank `me` count on `other`? */
+static bool counts_on(const struct world *w, uint32_t me, uint32_t other)
+{
+    return !w->ranks[me].active || w->ranks[me].active[other];
+}
+
+/* The member of DP group `group` whose rows `to` takes, or -1: the first in turn that it
+ * does not mask and that itself finds nobody before it. */
 static int64_t member_for(const struct world *w, uint32_t group, uint32_t to)
 {
-    uint64_t active[MOE_MAX_RANKS / 64];
-    set_active(active, &w->ranks[to], w->config->shape.ranks);
-    uint32_t member = moe_dp_member(w->config->shape.dp, group, to, active);
-    return moe_bit(active, member) ? (int64_t)member : -1;
+    uint32_t dp = w->config->shape.dp;
+    for (uint32_t i = 0; i < dp; i++) {
+        uint32_t member = group * dp + (to + i) % dp;
+        bool first = counts_on(w, to, member);
+        for (uint32_t j = 0; j < i; j++)
+            first = first && !counts_on(w, member, group * dp + (to + j) % dp);
+        if (first)
+            return member;
+    }
+    return -1;
 }
 
 /* Where entry (token, j) of `source` goes; rank -1 = nowhere. */
@@ -325,12 +338,16 @@ static const uint8_t *output_at(const struct world *w, uint32_t holder, int64_t 
            (size_t)row * w->config->shape.hidden * w->config->shape.take_elem;
 }
 
-/* Whether what `holder` has for the tokens of `me` reaches `me`. */
+/* Whether what `holder` has for the tokens of `me` reaches `me`, and is for the experts
+ * that `me` chose there: with replicas, that member's mask must be the same. */
 static bool contributes(const struct world *w, uint32_t holder, uint32_t me)
 {
-    const int32_t *active = w->ranks[me].active;
-    return (!active || active[holder]) &&
-           member_for(w, me / w->config->shape.dp, holder) >= 0;
+    int64_t source = member_for(w, me / w->config->shape.dp, holder);
+    bool reaches = counts_on(w, me, holder) && source >= 0;
+    for (uint32_t r = 0;
+         reaches && w->config->map.replicas > 1 && r < w->config->shape.ranks; r++)
+        reaches = counts_on(w, me, r) == counts_on(w, (uint32_t)source, r);
+    return reaches;
 }
 
 /* The whole contribution of `holder` to (me, token) into s->part. A holder whose combine

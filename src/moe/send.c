@@ -327,16 +327,21 @@ void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
 {
     const struct moe_layout *l = &m->config.layout;
     uint64_t flag = lane->flag | note;
+    size_t at = moe_line_out(l, lane->half, rank), word = sizeof(uint64_t);
+    size_t more = moe_says_source(m) ? word : 0;
+    if (more) /* the member that was listened to */
+        atomic_store_explicit(moe_word(m->peers->own, at + word),
+                              lane->listen[rank / m->config.shape.dp],
+                              memory_order_relaxed);
     if (rank == m->peers->self || moe_mapped(m, rank)) {
-        size_t at = moe_line_out(l, lane->half, rank);
         atomic_store_explicit(moe_word(m->peers->own, at), flag, memory_order_release);
         if (rank != m->peers->self)
             m->peers->ops->ring(m->peers, rank);
     } else if (moe_reachable(m, lane, rank)) {
         /* On failure the rank is lost, and will be missed by its absence. */
-        enum hdl_status status =
-            m->peers->ops->put(m->peers, rank, 0, m->peers->own, 0,
-                               moe_line_in(l, lane->half, m->peers->self), flag);
+        size_t to = moe_line_in(l, lane->half, m->peers->self);
+        enum hdl_status status = m->peers->ops->put(
+            m->peers, rank, to + word, m->peers->own + at + word, more, to, flag);
         (void)status;
     }
 }

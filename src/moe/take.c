@@ -44,6 +44,21 @@ static uint32_t own_routes(struct hdl_moe *m, const struct moe_lane *lane, uint3
 /* ------------------------------------------------------------------------------- lines
  */
 
+/* Replicas are chosen by the mask of the member of the DP group that was listened to. If
+ * it counted on other ranks, the contribution may be for other experts than this rank's
+ * routes say. */
+static bool for_same_routes(const struct taking *t, const uint8_t *line)
+{
+    const struct hdl_moe *m = t->m;
+    uint32_t dp = m->config.shape.dp, first = m->peers->self / dp * dp;
+    if (!moe_says_source(m))
+        return true;
+    uint64_t from =
+        *(const uint64_t *)(const void *)(line + sizeof(uint64_t)); /* untrusted */
+    return from >= first && from < first + dp && t->lane->alike[from - first] &&
+           t->lane->source[from].state == MOE_SOURCE_TAKEN;
+}
+
 /* Looks at a contributor's line; false while it says nothing of this step. */
 static bool line_decided(const struct taking *t, uint32_t rank)
 {
@@ -56,7 +71,8 @@ static bool line_decided(const struct taking *t, uint32_t rank)
     uint64_t flag = word & ~MOE_NOTE_MASK;
     if (flag < t->lane->flag && !moe_gone(m, rank))
         return false;
-    bool there = flag == t->lane->flag && (word & MOE_NOTE_MASK) != MOE_DROPPED;
+    bool there = flag == t->lane->flag && (word & MOE_NOTE_MASK) != MOE_DROPPED &&
+                 for_same_routes(t, base + at);
     m->pending[rank] = there ? TAKE_THERE : TAKE_MISSING;
     m->stale_drops += flag > t->lane->flag;
     m->needs[rank] = (uint32_t)(word & MOE_NOTE_MASK); /* the form it came in */

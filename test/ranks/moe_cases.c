@@ -575,6 +575,47 @@ static void dead(void)
     CHECK(status == HDL_INCOMPLETE, "%s", hdl_error_detail());
 }
 
+/* Ranks 0 and 1 have the same tokens, and so have 2 and 3 until 3 is killed. Whoever took
+ * its rows must not wait for rank 2 to send them, which may not know of the loss yet. */
+static void widowed(void)
+{
+    enum { M = 8, TOKENS = 4, STEPS = 35 };
+    static const int64_t routes[TOKENS * 2] = {0, 5, 2, 4, 6, 1, 3, 0}; /* 6: rank 3 */
+    struct hdl_moe_opts opts = options(8, 2, 8, M);
+    struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = received_rows};
+    struct hdl_moe_handle handle;
+    bool lost[TOKENS];
+    opts.dp_size = 2;
+    CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
+    for (int i = 0; i < STEPS; i++) {
+        prepare(TOKENS);
+        memcpy(ids, routes, sizeof(routes));
+        for (int j = 0; j < TOKENS * hidden; j++)
+            rows[j] = (float)(self.rank / 2 * 16 + j / hidden + 1);
+        if (self.rank == 3 && i == 5)
+            raise(SIGKILL);
+        enum hdl_status status =
+            hdl_moe_dispatch(moe, &tokens, &received, &call, &handle);
+        CHECK(status == HDL_OK || status == HDL_INCOMPLETE, "%s", hdl_error_detail());
+        for (int e = 0; e < 2; e++)
+            for (int j = 0; j < counts[e] * hidden; j++)
+                received_rows[e * 2 * M * hidden + j] *= (float)(self.rank * 2 + e + 1);
+        for (int r = 0; r < 4; r++)
+            active[r] = 1;
+        status = hdl_moe_combine(moe, &handle, &outputs, &result, &call);
+        CHECK(status == HDL_OK || status == HDL_INCOMPLETE, "%s", hdl_error_detail());
+        for (int t = 0; t < TOKENS; t++) {
+            float sum =
+                0.5f * rows[t * hidden] * (float)(ids[2 * t] + ids[2 * t + 1] + 2);
+            lost[t] = missing[t];
+            CHECK(missing[t] || result_rows[t * hidden] == sum, "step %d token %d is %g",
+                  i, t, (double)result_rows[t * hidden]);
+        }
+    }
+    for (int t = 0; t < TOKENS; t++)
+        CHECK(lost[t] == (t == 2), "token %d lost: %d", t, lost[t]);
+}
+
 /* -------------------------------------------------------------------------------- main
  */
 
@@ -582,9 +623,10 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"basic", basic},       {"masked", masked},   {"uneven", uneven}, {"nobody", nobody},
-    {"limits", limits},     {"handles", handles}, {"late", late},     {"dead", dead},
-    {"disagree", disagree}, {"alike", alike},     {"soak", soak},
+    {"basic", basic},   {"masked", masked}, {"uneven", uneven},
+    {"nobody", nobody}, {"limits", limits}, {"handles", handles},
+    {"late", late},     {"dead", dead},     {"disagree", disagree},
+    {"alike", alike},   {"soak", soak},     {"widowed", widowed},
 };
 
 int main(int argc, char **argv)

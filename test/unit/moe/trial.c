@@ -269,13 +269,15 @@ static void copy_group(struct trial *t, int step, uint32_t rank)
     own->tokens = other->tokens;
 }
 
-/* Everybody masks the same ranks among the others. */
+/* Everybody masks the same ranks among the others, or each has a mask of its own. */
 static void draw_masks(struct trial *t, int step)
 {
-    bool may = t->config.shape.dp == 1 || t->config.map.replicas == 1;
     uint64_t out = pick(t, UINT64_C(1) << t->ranks);
-    t->masked[step] = may && pick(t, 4) == 0;
+    bool own = pick(t, 2);
+    t->masked[step] = pick(t, 4) == 0;
     for (uint32_t r = 0; r < t->ranks; r++) {
+        if (own)
+            out = pick(t, UINT64_C(1) << t->ranks);
         for (uint32_t p = 0; p < t->ranks; p++)
             t->active[step][r][p] = p == r || (out >> p & 1) == 0;
         if (t->masked[step])
