@@ -1,290 +1,55 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Combine for small batches: weighted sums cross once as packed lines and are added here.
  */
-#include "moe/device_row.cuh"
-#include "moe/device_step.cuh"
+#include "moe/device_give.cuh"
 
 /*
  * Some blocks work for this rank as a holder: for the tokens of every rank, a group of
  * warps for each rank. Others work for it as an owner, for its own tokens (struct
- * moe_gpu_plan). A holder's sum never touches local memory: it goes from registers to the
- * owner's place for it.
+ * moe_gpu_plan).
  *
  *   holder  acc = fmaf(w, x, acc) in f32 from +0, experts ascending, rounded once
  *   owner   the holders' rows in f32, ranks ascending, from +0; biases; old output; round
  *
  * Nothing is shared between the groups, and no barrier lies between sending and
- * receiving. Every warp puts its sums together in a ring in shared memory, from where the
- * copy engine takes them. What waits for the link there still holds up later loads of the
- * multiprocessor.
+ * receiving.
  */
-enum { THREADS = MOE_GPU_COMBINE_THREADS, WARPS = THREADS / WARP, AT_ONCE = 4 };
-
-/* [warps][RING] parts of contributions, then [turns] ranks that the block's own tokens
- * lack. */
-extern __shared__ __align__(128) unsigned char shared_memory[];
+enum { AT_ONCE = 4, TAKE_MOST = 2, POLLS = 64 };
 
 MOE_DEVICE uint32_t *lost_ranks(const moe_gpu_args &a)
 {
-    return (uint32_t *)(shared_memory +
-                        WARPS * MOE_GPU_RING * a.give_part * MOE_GPU_ACCESS);
-}
-
-/* A lane's parts of one row of the input; nothing for a negative row. */
-template <bool WIDE, int N>
-MOE_DEVICE void load_parts(const moe_gpu_args &a, int32_t row, const uint32_t *at,
-                           uint4 *out)
-{
-    const uint32_t bytes = a.geo.give.data_bytes;
-    if (row < 0)
-        return;
-    const unsigned char *from =
-        (const unsigned char *)a.expert_out + (uint64_t)(uint32_t)row * bytes;
-#pragma unroll
-    for (int u = 0; u < N; u++)
-        out[u] = load_vector<WIDE>(from, at[u], bytes);
-}
-
-/* The weighted sums of the parts that a lane has in several accesses of a row. */
-template <int TYPE, bool WIDE, int N>
-MOE_DEVICE void sum_rows(const moe_gpu_args &a, const moe_gpu_entry *entries,
-                         moe_gpu_entry first, const uint32_t *at, uint4 *out)
-{
-    typedef element<TYPE> e;
-    const uint32_t k = a.geo.top_k;
-    float acc[N][e::COUNT];
-#pragma unroll
-    for (int u = 0; u < N; u++)
-#pragma unroll
-        for (int i = 0; i < e::COUNT; i++)
-            acc[u][i] = 0.0f;
-    /* The next row is on its way while this one is added. */
-    uint4 v[N], next[N];
-    load_parts<WIDE, N>(a, first.row, at, v);
-#pragma unroll 1
-    for (uint32_t r = 0; first.row >= 0;) {
-        moe_gpu_entry then = {MOE_GPU_NO_ROW, 0};
-        if (++r < k)
-            then = entries[r];
-        load_parts<WIDE, N>(a, then.row, at, next);
-#pragma unroll
-        for (int u = 0; u < N; u++) {
-            float x[e::COUNT];
-            e::unpack(v[u], x);
-#pragma unroll
-            for (int i = 0; i < e::COUNT; i++)
-                acc[u][i] = __fmaf_rn(first.weight, x[i], acc[u][i]);
-            v[u] = next[u];
-        }
-        first = then;
-    }
-#pragma unroll
-    for (int u = 0; u < N; u++)
-        out[u] = e::pack(acc[u]);
-}
-
-/* Puts accesses [begin, last) of a contribution together, N of them at a time. */
-template <int TYPE, bool WIDE, int N>
-MOE_DEVICE void fill_part(const moe_gpu_args &a, line_tag tag,
-                          const moe_gpu_entry *entries, moe_gpu_entry head,
-                          uint32_t begin, uint32_t last, unsigned char *buffer)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    const pair_lane place = place_in_pair(lane);
-    const uint32_t inside = lane_offset(lane, place) & ~15u;
-#pragma unroll 1
-    for (uint32_t first = begin; first < last; first += N) {
-        uint32_t at[N];
-        uint4 sum[N];
-#pragma unroll
-        for (int u = 0; u < N; u++) /* beyond the end of the row: nothing is loaded */
-            at[u] = first + u < last ? (first + u) * MOE_GPU_ACCESS_DATA + inside
-                                     : 0xffffffff;
-        if (a.order == MOE_GPU_RANK_MAJOR)
-            load_parts<WIDE, N>(a, head.row, at, sum);
-        else
-            sum_rows<TYPE, WIDE, N>(a, entries, head, at, sum);
-#pragma unroll
-        for (int u = 0; u < N; u++)
-            if (first + u < last)
-                *(uint4 *)(buffer + (first + u - begin) * MOE_GPU_ACCESS + lane * 16) =
-                    tagged(sum[u], place, tag);
-    }
-}
-
-/*
- * A warp sends accesses [from, end) of what this rank has for token `token` of rank `to`,
- * if it has anything. `used` counts the parts that the warp has put into its ring.
- */
-template <int TYPE, bool WIDE>
-MOE_DEVICE void send_sum(const moe_gpu_args &a, step_view v, uint32_t to, uint32_t token,
-                         uint32_t from, uint32_t end, uint32_t *used)
-{
-    const uint32_t part = a.give_part;
-    const moe_gpu_entry *entries =
-        a.lane.entries + ((uint64_t)to * a.geo.max_tokens + token) * a.geo.top_k;
-    const moe_gpu_entry head = entries[0];
-    unsigned char *out =
-        (unsigned char *)a.base[to] + v.half + moe_gpu_take(&a.geo, token, a.rank);
-    unsigned char *ring =
-        shared_memory + threadIdx.x / WARP * MOE_GPU_RING * part * MOE_GPU_ACCESS;
-    if (head.row == MOE_GPU_NO_ROW)
-        return;
-    v.tag.kind |= head.row == MOE_GPU_DROPPED_ROW;
-#pragma unroll 1
-    for (uint32_t begin = from; begin < end; begin += part) {
-        const uint32_t last = min(begin + part, end);
-        unsigned char *buffer = ring + *used % MOE_GPU_RING * part * MOE_GPU_ACCESS;
-        if (++*used > MOE_GPU_RING) {
-            bulk_wait<MOE_GPU_RING - 1>();
-            __syncwarp();
-        }
-        if (part == 1)
-            fill_part<TYPE, WIDE, 1>(a, v.tag, entries, head, begin, last, buffer);
-        else
-            fill_part<TYPE, WIDE, MOE_GPU_PART_MOST>(a, v.tag, entries, head, begin, last,
-                                                     buffer);
-        bulk_fence();
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0)
-            bulk_store(out + begin * MOE_GPU_ACCESS, buffer,
-                       (min(last * 2, a.geo.give.pairs) - begin * 2) * MOE_GPU_PAIR);
-        bulk_commit();
-    }
-}
-
-/* Sources that were given up wait for nothing from here. */
-MOE_DEVICE void send_drops(const moe_gpu_args &a, step_view v)
-{
-    const uint32_t to = threadIdx.x & 31;
-    const moe_gpu_state *state = a.lane.state;
-    if (to < a.geo.ranks && to != a.rank && state->dropped[to] == v.step &&
-        state->tokens[to] == 0 && (state->active >> to & 1))
-        store_packet((unsigned char *)a.base[to] + v.half + a.geo.drop_at +
-                         (uint64_t)a.rank * MOE_GPU_LINE,
-                     make_uint4(v.step, v.tag.kind | 1, 0, 0));
-}
-
-template <int TYPE, bool WIDE>
-MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, uint32_t *used)
-{
-    const uint32_t warp = threadIdx.x / WARP, group = warp / a.per_group;
-    const uint32_t number = sender_number(a), first = number / a.plan.give_slices;
-    const uint32_t part =
-        number % a.plan.give_slices * a.per_group + warp - group * a.per_group;
-    const uint32_t from = part * a.give_share,
-                   end = min(from + a.give_share, a.give_accesses);
-    if (number == a.plan.senders - 1 && warp == WARPS - 1)
-        send_drops(a, v);
-    if (group >= a.groups || first >= a.plan.give_classes)
-        return;
-#pragma unroll 1
-    for (uint32_t i = group; i < a.geo.ranks; i += a.groups) {
-        /* The own rank comes last: its lines do not cross the link. */
-        uint32_t to = a.rank + 1 + i;
-        to -= to >= a.geo.ranks ? a.geo.ranks : 0;
-        const uint32_t tokens = a.lane.state->tokens[to];
-#pragma unroll 1
-        for (uint32_t t = first; t < tokens; t += a.plan.give_classes) {
-            if (part == 0)
-                a.lane.sent_sums[to * a.geo.max_tokens + t] = v.step;
-            send_sum<TYPE, WIDE>(a, v, to, t, from, end, used);
-        }
-    }
-}
-
-/*
- * A warp that waits long sends what blocks that have not been scheduled yet would send.
- * What is stored twice is stored with the same bytes.
- */
-template <int TYPE, bool WIDE>
-MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
-{
-    uint32_t used = 0;
-    bulk_wait<0>();
-    __syncwarp();
-    for (uint32_t to = 0; to < a.geo.ranks; to++)
-        for (uint32_t t = 0; t < a.lane.state->tokens[to]; t++) {
-            uint32_t *sent = &a.lane.sent_sums[to * a.geo.max_tokens + t];
-            if (__all_sync(ALL_LANES, load_word(sent) == v.step))
-                continue;
-            if ((threadIdx.x & 31) == 0)
-                *sent = v.step;
-            send_sum<TYPE, WIDE>(a, v, to, t, 0, a.give_accesses, &used);
-        }
-    bulk_wait<0>();
+    return (uint32_t *)(shared_memory + WARPS * RINGS_BYTES);
 }
 
 /* ---------------------------------------------------------------------- receiving */
 
-/*
- * What a wait does once in a while; returns the ranks that will not come, out of those
- * whose lines are not complete.
- */
-template <int TYPE, bool WIDE>
-MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t waiting,
-                              uint32_t polls)
+/* A lane's place in the first line of a contribution to an own token. */
+MOE_DEVICE const unsigned char *line_of(const moe_gpu_args &a, step_view v,
+                                        uint32_t token, uint32_t from)
 {
-    uint32_t from = __ffs(waiting) - 1;
-    uint4 drop =
-        load_packet(own_half(a, v.half) + a.geo.drop_at + (uint64_t)from * MOE_GPU_LINE);
-    bool lost = drop.x == v.step && drop.y == (v.tag.kind | 1);
-    if (wait_is_over(v.deadline, &a.lane.state->active, from))
-        lost = true;
-    lost = __any_sync(ALL_LANES, lost);
-    if (lost && (threadIdx.x & 31) == 0)
-        a.lane.state->late[from] = v.step;
-    if ((polls & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
-        send_unsent<TYPE, WIDE>(a, v);
-    return lost ? 1u << from : 0;
+    return own_half(a, v.half) + moe_gpu_take(&a.geo, token, from) +
+           (threadIdx.x & 31) * 16;
 }
 
-/* Up to AT_ONCE ranks; places beyond `count` repeat the first. */
-struct few_ranks {
-    uint32_t count;
-    uint32_t rank[AT_ONCE];
+/* Accesses that a warp takes at once; those that do not exist repeat the first. */
+template <int TAKE> struct few_accesses {
+    uint32_t number[TAKE];
+    bool exists[TAKE];
+    bool ignore[TAKE]; /* this lane's line lies beyond the contribution */
 };
 
-/*
- * Waits for the lines of some contributors and returns the ranks among them that will not
- * come.
- */
-template <int TYPE, bool WIDE>
-MOE_DEVICE uint32_t await_lines(const moe_gpu_args &a, step_view v,
-                                const unsigned char *at, const few_ranks &from,
-                                bool checks, uint4 *data)
+template <int TAKE>
+MOE_DEVICE few_accesses<TAKE> accesses_from(const moe_gpu_args &a, uint32_t first,
+                                            uint32_t stride)
 {
-    uint32_t lost = 0, polls = 0;
-    for (;;) {
-        bool whole = true, drops = false;
+    few_accesses<TAKE> f;
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            data[u] = load_packet(at + (uint64_t)from.rank[u] * a.geo.give.stride);
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            bool ok = tag_ok(data[u], v.tag, checks);
-            drops |= ok && tag_drops(data[u], checks);
-            whole &= ok || (lost >> from.rank[u] & 1);
-        }
-        if (__all_sync(ALL_LANES, whole)) {
-            if (!__any_sync(ALL_LANES, drops))
-                return lost;
-#pragma unroll
-            for (int u = 0; u < AT_ONCE; u++)
-                if (__any_sync(ALL_LANES, tag_ok(data[u], v.tag, checks) &&
-                                              tag_drops(data[u], checks)))
-                    lost |= 1u << from.rank[u];
-            return lost;
-        }
-        if ((++polls & 63) != 0)
-            continue;
-        uint32_t waiting = 0;
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; u++)
-            if (!__all_sync(ALL_LANES, tag_ok(data[u], v.tag, checks)))
-                waiting |= 1u << from.rank[u];
-        lost |= look_around<TYPE, WIDE>(a, v, waiting & ~lost, polls);
+    for (int n = 0; n < TAKE; n++) {
+        f.exists[n] = first + n * stride < a.give_accesses;
+        f.number[n] = f.exists[n] ? first + n * stride : first;
+        f.ignore[n] = f.number[n] * 2 + ((threadIdx.x & 31) >> 4) >= a.geo.give.pairs;
     }
+    return f;
 }
 
 /* What is added to the sum of the contributions: biases, then the old output. */
@@ -318,58 +83,154 @@ MOE_DEVICE void add_rest(const moe_gpu_args &a, uint32_t token, uint32_t vector_
     }
 }
 
-/* One warp-wide access of an own token; returns the contributors that it lacks. */
-template <int TYPE, bool WIDE>
-MOE_DEVICE uint32_t take_access(const moe_gpu_args &a, step_view v, uint32_t token,
-                                uint32_t access, uint32_t ranks)
+/* Adds the lines of `count` contributors to the sums. */
+template <int TYPE, int TAKE>
+MOE_DEVICE void add_lines(uint32_t count, const uint4 (*data)[AT_ONCE],
+                          float (*acc)[element<TYPE>::COUNT])
 {
-    typedef element<TYPE> e;
-    const uint32_t lane = threadIdx.x & 31;
-    const pair_lane place = place_in_pair(lane);
-    const bool ignore = access * 2 + (lane >> 4) >= a.geo.give.pairs;
-    const unsigned char *at = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
-                              (access * WARP + lane) * 16;
-    float acc[e::COUNT];
-    uint32_t lost = 0;
 #pragma unroll
-    for (int i = 0; i < e::COUNT; i++)
-        acc[i] = 0.0f;
-#pragma unroll 1
-    while (ranks) {
-        few_ranks from;
-        from.count = min(__popc(ranks), (int)AT_ONCE);
-        from.rank[0] = __ffs(ranks) - 1;
-        ranks &= ranks - 1;
+    for (uint32_t u = 0; u < AT_ONCE; u++) {
+        if (u >= count)
+            continue;
 #pragma unroll
-        for (int u = 1; u < AT_ONCE; u++) {
-            from.rank[u] = ranks ? __ffs(ranks) - 1 : from.rank[0];
-            ranks &= ranks - 1;
-        }
-        uint4 data[AT_ONCE];
-        uint32_t bad =
-            await_lines<TYPE, WIDE>(a, v, at, from, place.split && !ignore, data);
-        lost |= bad;
+        for (int n = 0; n < TAKE; n++) {
+            float x[element<TYPE>::COUNT];
+            element<TYPE>::unpack(data[n][u], x);
 #pragma unroll
-        for (int u = 0; u < AT_ONCE; u++) {
-            float x[e::COUNT];
-            e::unpack(data[u], x);
-            if (u < (int)from.count && (bad >> from.rank[u] & 1) == 0) {
-#pragma unroll
-                for (int i = 0; i < e::COUNT; i++)
-                    acc[i] += x[i];
-            }
+            for (int i = 0; i < element<TYPE>::COUNT; i++)
+                acc[n][i] += x[i];
         }
     }
-    const uint32_t part = access * 2 * MOE_GPU_PAIR_DATA + lane_offset(lane, place);
-    if (ignore || part >= a.geo.give.data_bytes)
+}
+
+/* Writes the sums of some accesses. */
+template <int TYPE, bool WIDE, int TAKE>
+MOE_DEVICE void store_sums(const moe_gpu_args &a, uint32_t token,
+                           const few_accesses<TAKE> &f, pair_lane place,
+                           float (*acc)[element<TYPE>::COUNT])
+{
+    const uint32_t bytes = a.geo.give.data_bytes;
+#pragma unroll
+    for (int n = 0; n < TAKE; n++) {
+        const uint32_t part =
+            f.number[n] * MOE_GPU_ACCESS_DATA + lane_offset(threadIdx.x & 31, place);
+        if (!f.exists[n] || f.ignore[n] || part >= bytes)
+            continue;
+        if (a.bias[0] || a.bias[1] || a.accumulate)
+            add_rest<TYPE, WIDE>(a, token, part & ~15u, place.upper, acc[n]);
+        store_part<WIDE>((unsigned char *)a.result + (uint64_t)token * bytes, part, bytes,
+                         element<TYPE>::pack(acc[n]), place.split);
+    }
+}
+
+/*
+ * Some warp-wide accesses of an own token, with the contributions of `ranks`: waits for
+ * their lines for a while; false = they are not all there yet. Nothing is called in here,
+ * so that all of it stays in registers.
+ */
+template <int TYPE, bool WIDE, int TAKE>
+MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token,
+                              const few_accesses<TAKE> &f, uint32_t ranks, bool stores)
+{
+    const pair_lane place = place_in_pair(threadIdx.x & 31);
+    const unsigned char *at = line_of(a, v, token, 0);
+    float acc[TAKE][element<TYPE>::COUNT];
+#pragma unroll
+    for (int n = 0; n < TAKE; n++)
+#pragma unroll
+        for (int i = 0; i < element<TYPE>::COUNT; i++)
+            acc[n][i] = 0.0f;
+#pragma unroll 1
+    while (ranks) {
+        const uint32_t count = min(__popc(ranks), (int)AT_ONCE);
+        uint64_t from[AT_ONCE];
+#pragma unroll
+        for (uint32_t u = 0; u < AT_ONCE; u++) {
+            from[u] = u < count ? (__ffs(ranks) - 1) * (uint64_t)a.geo.give.stride : 0;
+            ranks &= ranks - 1;
+        }
+        uint4 data[TAKE][AT_ONCE];
+        uint32_t polls = 0;
+        for (;;) {
+            bool whole = true;
+#pragma unroll
+            for (uint32_t u = 0; u < AT_ONCE; u++)
+#pragma unroll
+                for (int n = 0; n < TAKE; n++)
+                    if (u < count)
+                        data[n][u] =
+                            load_packet(at + from[u] + f.number[n] * MOE_GPU_ACCESS);
+#pragma unroll
+            for (uint32_t u = 0; u < AT_ONCE; u++)
+#pragma unroll
+                for (int n = 0; n < TAKE; n++)
+                    whole &= u >= count ||
+                             tag_whole(data[n][u], v.tag, place.split && !f.ignore[n]);
+            if (__all_sync(ALL_LANES, whole))
+                break;
+            if (++polls == POLLS)
+                return false;
+        }
+        add_lines<TYPE, TAKE>(count, data, acc);
+    }
+    if (stores)
+        store_sums<TYPE, WIDE, TAKE>(a, token, f, place, acc);
+    return true;
+}
+
+/*
+ * What a wait for an access does once in a while: looks whose line says that nothing
+ * comes, and gives up on one contributor whose lines are not complete, if it is time.
+ * Returns these ranks.
+ */
+template <int TYPE, bool WIDE>
+MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t token,
+                              uint32_t access, uint32_t ranks, uint32_t looks)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    const bool checks =
+        place_in_pair(lane).split && access * 2 + (lane >> 4) < a.geo.give.pairs;
+    uint32_t waiting = 0, lost = 0;
+    for (uint32_t rest = ranks; rest; rest &= rest - 1) {
+        const uint32_t from = __ffs(rest) - 1;
+        uint4 line = load_packet(line_of(a, v, token, from) + access * MOE_GPU_ACCESS);
+        const bool ok = tag_ok(line, v.tag, checks);
+        waiting |= __all_sync(ALL_LANES, ok) ? 0 : 1u << from;
+        lost |= __any_sync(ALL_LANES, ok && tag_drops(line, checks)) ? 1u << from : 0;
+    }
+    if ((looks & 3) == 3 && (a.phase & MOE_GPU_SEND))
+        send_unsent<TYPE, WIDE>(a, v);
+    if (!waiting)
         return lost;
-    if (a.bias[0] || a.bias[1] || a.accumulate)
-        add_rest<TYPE, WIDE>(a, token, part & ~15u, place.upper, acc);
-    /* What is added to the old output cannot be done again without this column's loss. */
-    if (!lost || a.accumulate)
-        store_part<WIDE>((unsigned char *)a.result +
-                             (uint64_t)token * a.geo.give.data_bytes,
-                         part, a.geo.give.data_bytes, e::pack(acc), place.split);
+    const uint32_t from = __ffs(waiting) - 1;
+    const uint4 drop =
+        load_packet(own_half(a, v.half) + a.geo.drop_at + (uint64_t)from * MOE_GPU_LINE);
+    if (!__any_sync(ALL_LANES, (drop.x == v.step && drop.y == (v.tag.kind | 1)) ||
+                                   wait_is_over(v.deadline, &a.lane.state->active, from)))
+        return lost;
+    if (lane == 0)
+        a.lane.state->late[from] = v.step;
+    return lost | 1u << from;
+}
+
+/* The same until it is done; returns the contributors that these accesses lack. What is
+ * added to the old output cannot be done again without this column's loss. */
+template <int TYPE, bool WIDE, int TAKE>
+MOE_DEVICE uint32_t take_surely(const moe_gpu_args &a, step_view v, uint32_t token,
+                                uint32_t first, uint32_t stride, uint32_t ranks)
+{
+    const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
+    uint32_t lost = 0, looks = 0;
+#pragma unroll 1
+    while (!take_accesses<TYPE, WIDE, TAKE>(a, v, token, f, ranks & ~lost,
+                                            !lost || a.accumulate)) {
+#pragma unroll 1
+        for (uint32_t n = 0; n < TAKE; n++)
+            if (first + n * stride < a.give_accesses)
+                lost |= look_around<TYPE, WIDE>(a, v, token, first + n * stride,
+                                                ranks & ~lost, looks);
+        looks++;
+    }
     return lost;
 }
 
@@ -386,7 +247,7 @@ MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
 template <int TYPE, bool WIDE>
 MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
 {
-    const uint32_t warp = threadIdx.x / WARP;
+    const uint32_t warp = threadIdx.x / WARP, stride = WARPS * a.plan.take_slices;
     bool again = true;
     while (__syncthreads_or(again)) {
         again = false;
@@ -395,9 +256,9 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
                      without = lost_ranks(a)[i];
             __syncthreads();
             for (uint32_t c = take_slice(a) * WARPS + warp;
-                 without && c < a.give_accesses; c += WARPS * a.plan.take_slices) {
-                uint32_t more =
-                    take_access<TYPE, WIDE>(a, v, t, c, wanted_ranks(a, t) & ~without);
+                 without && c < a.give_accesses; c += stride) {
+                uint32_t more = take_surely<TYPE, WIDE, 1>(a, v, t, c, stride,
+                                                           wanted_ranks(a, t) & ~without);
                 if (more && (threadIdx.x & 31) == 0)
                     atomicOr(&lost_ranks(a)[i], more);
                 again |= more != 0;
@@ -407,10 +268,11 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
     }
 }
 
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, int TAKE>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
     const uint32_t warp = threadIdx.x / WARP, tokens = a.lane.state->tokens[a.rank];
+    const uint32_t stride = WARPS * a.plan.take_slices;
     bool incomplete = false;
     uint32_t turns = 0;
 #pragma unroll 1
@@ -421,8 +283,8 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
         uint32_t gone = a.lane.own_ranks[t] & ~wanted;
 #pragma unroll 1
         for (uint32_t c = take_slice(a) * WARPS + warp; c < a.give_accesses;
-             c += WARPS * a.plan.take_slices)
-            gone |= take_access<TYPE, WIDE>(a, v, t, c, wanted);
+             c += TAKE * stride)
+            gone |= take_surely<TYPE, WIDE, TAKE>(a, v, t, c, stride, wanted);
         if (gone && (threadIdx.x & 31) == 0)
             atomicOr(&lost_ranks(a)[turns], gone);
         incomplete |= gone != 0;
@@ -443,19 +305,26 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
 {
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
     trace(a, TRACE_BEGIN);
+    give_cursor cursor;
+    const give_work work = begin_give(a, &cursor);
+    const uint32_t tokens = tokens_by_lane(a);
     const step_view v = view_of(a, a.lane.state->step[blockIdx.x] - 1, begin);
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < moe_gpu_turns(&a.geo, a.plan.take_classes);
+    for (uint32_t i = threadIdx.x;
+         is_receiver(a) && take_class(a) + i * a.plan.take_classes < a.geo.max_tokens;
          i += THREADS)
         lost_ranks(a)[i] = 0;
     __syncthreads();
     trace(a, 2);
     uint32_t used = 0;
     if (is_sender(a))
-        send_all<TYPE, WIDE>(a, v, &used);
+        send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
     trace(a, 5);
-    if (is_receiver(a))
-        receive_all<TYPE, WIDE>(a, v);
+    /* What runs once is short: its instructions are fetched from far away. */
+    if (is_receiver(a) && a.give_accesses <= WARPS * a.plan.take_slices)
+        receive_all<TYPE, WIDE, 1>(a, v);
+    else if (is_receiver(a))
+        receive_all<TYPE, WIDE, TAKE_MOST>(a, v);
     bulk_wait<0>();
     if (a.trace)
         __syncthreads();

@@ -38,11 +38,34 @@ MOE_DEVICE uint4 load_packet(const void *at)
                       (uint32_t)(hi >> 32));
 }
 
+/* Shared memory by its own address. */
+MOE_DEVICE uint32_t shared_address(const void *at)
+{
+    return (uint32_t)__cvta_generic_to_shared(at);
+}
+
+MOE_DEVICE uint4 load_shared(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at)
+                 : "memory");
+    return v;
+}
+
+MOE_DEVICE void store_shared(uint32_t at, uint4 v)
+{
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(v.x), "r"(v.y),
+                 "r"(v.z), "r"(v.w)
+                 : "memory");
+}
+
 /* Shared memory to a peer by the copy engine; the calling thread commits and waits. */
-MOE_DEVICE void bulk_store(void *to, const void *shared, uint32_t bytes)
+MOE_DEVICE void bulk_store(void *to, uint32_t shared, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
-                 "r"((uint32_t)__cvta_generic_to_shared(shared)), "r"(bytes)
+                 "r"(shared), "r"(bytes)
                  : "memory");
 }
 
@@ -61,6 +84,27 @@ template <int PENDING> MOE_DEVICE void bulk_wait(void)
 MOE_DEVICE void bulk_fence(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* 16 B of global memory into shared memory, behind the back of the calling thread, which
+ * alone may read them after a wait; nothing unless `exists`. */
+MOE_DEVICE void copy_ahead(uint32_t shared, const void *from, bool exists)
+{
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+                 "@p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared),
+                 "l"(from), "r"((uint32_t)exists)
+                 : "memory");
+}
+
+MOE_DEVICE void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Until at most PENDING of this thread's groups of copies are under way. */
+template <int PENDING> MOE_DEVICE void copy_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 MOE_DEVICE uint32_t load_word(const uint32_t *at)
@@ -154,6 +198,12 @@ MOE_DEVICE uint4 tagged(uint4 v, pair_lane l, line_tag t)
 MOE_DEVICE bool tag_ok(uint4 v, line_tag want, bool checks)
 {
     return !checks || (v.z == want.step && (v.w & ~1u) == want.kind);
+}
+
+/* The same for a line that holds a contribution. */
+MOE_DEVICE bool tag_whole(uint4 v, line_tag want, bool checks)
+{
+    return !checks || (v.z == want.step && v.w == want.kind);
 }
 
 /* A complete line that says that there is no contribution. */

@@ -135,13 +135,18 @@ struct fp8_scale {
     uint32_t bits; /* the scale as stored: f32, or the biased exponent */
 };
 
+/* For a whole warp, in which neighbours have the same maximum: a division is long, so
+ * each of them makes one. */
 MOE_DEVICE fp8_scale scale_of(float amax, uint32_t format)
 {
     fp8_scale s;
     amax = fmaxf(amax, 1e-4f);
     if (format == MOE_GPU_FP8) {
-        s.inverse = __fdiv_rn(448.0f, amax);
-        s.bits = __float_as_uint(__fdiv_rn(amax, 448.0f));
+        const bool odd = threadIdx.x & 1;
+        const float mine = __fdiv_rn(odd ? amax : 448.0f, odd ? 448.0f : amax);
+        const float other = __shfl_xor_sync(ALL_LANES, mine, 1);
+        s.inverse = odd ? other : mine;
+        s.bits = __float_as_uint(odd ? mine : other);
         return s;
     }
     uint32_t b = __float_as_uint(__fdiv_rn(amax, 448.0f));

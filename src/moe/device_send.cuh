@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sending half of dispatch: headers, quantised rows as packed lines, the copy engine. */
+/* The sending half of dispatch: headers, quantised rows as packed lines, the copy engine.
+ */
 #ifndef MOE_DEVICE_SEND_CUH
 #define MOE_DEVICE_SEND_CUH
 
@@ -55,11 +56,17 @@ MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
         report_tokens(a);
 }
 
-/* Headers of all tokens of the block, each by one warp, the last warp first: it has least
- * to do with rows. */
+/* The warp that sends the header of a block's token: the last first, which has least to
+ * do with rows. */
+MOE_DEVICE uint32_t header_warp(uint32_t turn)
+{
+    return (WARPS - 1) - turn % WARPS;
+}
+
+/* Headers of all tokens of the block, each by one warp. */
 MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t tokens)
 {
-    const uint32_t warp = (WARPS - 1) - threadIdx.x / WARP, number = sender_number(a);
+    const uint32_t warp = header_warp(threadIdx.x / WARP), number = sender_number(a);
     const bool signs = number == a.plan.senders - 1 && warp == 0;
     uint32_t token = number + warp * a.plan.senders;
     if (token >= tokens && !signs)
@@ -136,9 +143,9 @@ MOE_DEVICE void stage_eight(const moe_gpu_args &a, const uint4 *v, uint32_t firs
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1)
         amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, d));
+    fp8_scale s = scale_of(amax, a.format);
     if (first >= a.hidden)
         return;
-    fp8_scale s = scale_of(amax, a.format);
 #pragma unroll
     for (int i = 0; i < 8; i++)
         f[i] = __fmul_rn(f[i], s.inverse);
@@ -247,7 +254,8 @@ MOE_DEVICE void store_row(const moe_gpu_args &a, step_view v, uint32_t token,
     uint32_t to = a.rank + 1 + (threadIdx.x & 31);
     to -= to >= R ? R : 0;
     if ((threadIdx.x & 31) < R && (ranks >> to & 1))
-        bulk_store((unsigned char *)a.base[to] + slot, stage, a.geo.row.stride);
+        bulk_store((unsigned char *)a.base[to] + slot, shared_address(stage),
+                   a.geo.row.stride);
     bulk_commit();
 }
 
@@ -309,13 +317,13 @@ template <int IN, bool WIDE> MOE_DEVICE void send_all(const moe_gpu_args &a, ste
         uint32_t next =
             t + a.plan.senders < tokens ? t + a.plan.senders : (uint32_t)NO_TOKEN;
         stage_row<IN, WIDE>(a, v, t, &ahead, next, stage, tid, THREADS);
-        __syncthreads();
-        trace(a, 2);
-        if (tid < WARP)
+        /* The warp that sent the header has read the weights. */
+        if (tid / WARP == header_warp(turn))
             stage_weights(
                 a, (const float *)shared_words(a.shared.weights_at) + turn * a.geo.top_k,
                 stage);
-        __syncwarp();
+        __syncthreads();
+        trace(a, 2);
         if (tid < WARP)
             store_row(a, v, t, shared_words(a.shared.ranks_at)[turn], stage);
     }

@@ -145,14 +145,20 @@ MOE_DEVICE bool is_sender(const moe_gpu_args &a)
     return (a.phase & MOE_GPU_SEND) && sender_number(a) < a.plan.senders;
 }
 
+/* Of a power of two. */
+MOE_DEVICE uint32_t log_of(uint32_t n)
+{
+    return __ffs(n) - 1;
+}
+
 MOE_DEVICE uint32_t take_class(const moe_gpu_args &a)
 {
-    return a.plan.take_slices == 1 ? blockIdx.x : blockIdx.x / a.plan.take_slices;
+    return blockIdx.x >> log_of(a.plan.take_slices);
 }
 
 MOE_DEVICE uint32_t take_slice(const moe_gpu_args &a)
 {
-    return a.plan.take_slices == 1 ? 0 : blockIdx.x % a.plan.take_slices;
+    return blockIdx.x & (a.plan.take_slices - 1);
 }
 
 MOE_DEVICE bool is_receiver(const moe_gpu_args &a)

@@ -178,14 +178,14 @@ MOE_COLD void drop_row(const moe_gpu_args &a, step_view v, item_rows *item, uint
 }
 
 /*
- * Counts and ranges of some experts, by one warp: `lanes` lanes for each expert, of which
+ * Counts and ranges of some experts, by one warp: 2^log lanes for each expert, of which
  * each counts one source. Padding rows are zeroed if that is wanted.
  */
-MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t first, uint32_t lanes)
+MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t first, uint32_t log)
 {
-    const uint32_t lane = threadIdx.x & 31, r = lane & (lanes - 1),
+    const uint32_t lanes = 1u << log, lane = threadIdx.x & 31, r = lane & (lanes - 1),
                    words = a.geo.token_words;
-    const uint32_t e = first + lane / lanes, L = a.local_experts;
+    const uint32_t e = first + (lane >> log), L = a.local_experts;
     const bool valid = e < L && r < a.geo.sources;
     uint32_t n = 0;
 #pragma unroll 2
@@ -263,18 +263,16 @@ MOE_DEVICE void report(const moe_gpu_args &a)
     const uint32_t number = blockIdx.x - (all ? 0 : takers),
                    blocks = all ? takers : spare;
     const uint32_t warp = threadIdx.x / WARP;
-    uint32_t lanes = 1;
-#pragma unroll 1
-    while (lanes < a.geo.sources)
-        lanes *= 2;
     if (number >= blocks)
         return;
+    /* Lanes for an expert, and experts of a warp, as powers of two. */
+    const uint32_t log = 32 - __clz(a.geo.sources - 1), experts = log_of(WARP) - log;
     if (number == 0 && warp == WARPS - 1)
         report_totals(a);
 #pragma unroll 1
-    for (uint32_t first = (number * WARPS + warp) * (WARP / lanes);
-         first < a.local_experts; first += blocks * WARPS * (WARP / lanes))
-        report_experts(a, first, lanes);
+    for (uint32_t first = (number * WARPS + warp) << experts; first < a.local_experts;
+         first += blocks * WARPS << experts)
+        report_experts(a, first, log);
 }
 
 /* A block that saw a header which the rank has given up on forgets it again. */
@@ -331,7 +329,7 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
 MOE_DEVICE bool has_weights(const moe_gpu_args &a)
 {
     uint32_t access = a.geo.row.weight_at / MOE_GPU_ACCESS_DATA;
-    return access / a.per_group % a.plan.take_slices == take_slice(a);
+    return (access >> log_of(a.per_group) & (a.plan.take_slices - 1)) == take_slice(a);
 }
 
 /* What a received row needs besides its bytes, if anything. */
@@ -409,12 +407,11 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
     const uint32_t groups = a.groups, mine = take_class(a), classes = a.plan.take_classes;
     const uint32_t most =
         __reduce_max_sync(ALL_LANES, lane < a.geo.ranks ? b.tokens[lane] : 0);
-    const uint32_t turns =
-        mine < classes && most > mine ? (most - mine + classes - 1) / classes : 0;
+    const uint32_t end = mine < classes ? most : 0;
     bool conflict = false;
     item_round r;
-    r.group = warp / a.per_group;
-    r.warp = warp - r.group * a.per_group;
+    r.group = warp >> log_of(a.per_group);
+    r.warp = warp & (a.per_group - 1);
     if (warp == 1) {
         uint64_t decided = decisions(a);
         conflict = lane != a.rank && decided >> 2 == v.step;
@@ -422,8 +419,12 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
             settle(a, v, decided);
     }
 #pragma unroll 1
-    for (r.turn = 0; r.turn < turns || r.turn == 0; r.turn += MOE_GPU_PLACED) {
-        r.turns = r.turn < turns ? min(turns - r.turn, (uint32_t)MOE_GPU_PLACED) : 0;
+    for (r.turn = 0; r.turn * classes + mine < end || r.turn == 0;
+         r.turn += MOE_GPU_PLACED) {
+        r.turns = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < MOE_GPU_PLACED; i++)
+            r.turns += (r.turn + i) * classes + mine < end;
 #pragma unroll 1
         for (uint32_t base = 0; base < a.geo.ranks; base += groups) {
             r.source = base + r.group;

@@ -52,9 +52,10 @@ enum {
     MOE_GPU_ACCESS = 512, /* what a warp reads or writes at once: two pairs */
     MOE_GPU_ACCESS_DATA = 480,
     MOE_GPU_STAGES =
-        3,            /* rows in shared memory: two in turn, one for late blocks' rows */
-    MOE_GPU_RING = 4, /* parts of contributions in shared memory, for each warp */
-    MOE_GPU_PART_MOST = 3,    /* accesses in a part, at most */
+        3, /* rows in shared memory: two in turn, one for late blocks' rows */
+    MOE_GPU_PIECES = 4,       /* parts of rows on their way in, for each warp */
+    MOE_GPU_RING = 2,         /* parts of contributions on their way out, for each warp */
+    MOE_GPU_PART_MOST = 4,    /* accesses in a part, at most */
     MOE_GPU_PLACED = 4,       /* turns whose rows are placed ahead */
     MOE_GPU_GROUPS = 8,       /* most groups of warps in a block */
     MOE_GPU_PACKET_SLOTS = 4, /* routing entries in a header packet */
@@ -326,9 +327,10 @@ MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
 /* Shared memory of a combine block: rings of its warps, the ranks that its own tokens
  * lack. */
 MOE_GPU_FN uint64_t moe_gpu_combine_shared(const struct moe_gpu_geometry *g,
-                                           const struct moe_gpu_plan *plan, uint32_t part)
+                                           const struct moe_gpu_plan *plan)
 {
-    return MOE_GPU_COMBINE_THREADS / 32ull * MOE_GPU_RING * part * MOE_GPU_ACCESS +
+    return MOE_GPU_COMBINE_THREADS / 32ull * (MOE_GPU_PIECES + MOE_GPU_RING) *
+               MOE_GPU_PART_MOST * MOE_GPU_ACCESS +
            moe_gpu_turns(g, plan->take_classes) * 4ull;
 }
 

@@ -182,35 +182,35 @@ static struct moe_gpu_plan combine_plan(const struct moe_gpu *g, uint32_t phase)
     return plan_work(g, is_whole(phase) ? senders : g->blocks, 8, 2);
 }
 
-/* Accesses of one warp to a contribution, and how many of them are sent at once. */
-static void share_give(const struct moe_gpu *g, const struct moe_gpu_plan *p,
-                       uint32_t per_group, uint32_t *share, uint32_t *part)
+/* Groups of a dispatch block's warps, one for a rank at a time, and warps in each: powers
+ * of two. */
+static void share_warps(const struct moe_gpu *g, uint32_t *groups, uint32_t *per_group)
 {
-    uint32_t accesses = (g->geo.give.pairs + 1) / 2, warps = per_group * p->give_slices;
-    *share = (accesses + warps - 1) / warps;
-    *part = *share < MOE_GPU_PART_MOST ? *share : MOE_GPU_PART_MOST;
+    *groups = 1;
+    while (*groups * 2 <= g->geo.ranks && *groups * 2 <= MOE_GPU_GROUPS)
+        *groups *= 2;
+    *per_group = MOE_GPU_DISPATCH_THREADS / 32 / *groups;
 }
 
-/* Groups of warps, one for a rank at a time, and warps in each. */
-static void share_warps(const struct moe_gpu *g, uint32_t threads, uint32_t *groups,
-                        uint32_t *per_group)
+/* The same for combine, in powers of two; several warps share a contribution, so that
+ * each has one part of it if that is possible. */
+static void share_give(const struct moe_gpu *g, struct moe_gpu_args *a)
 {
-    uint32_t warps = threads / 32, most = warps < MOE_GPU_GROUPS ? warps : MOE_GPU_GROUPS;
-    *groups = g->geo.ranks < most ? g->geo.ranks : most;
-    *per_group = warps / *groups;
+    uint32_t warps = MOE_GPU_COMBINE_THREADS / 32, slices = a->plan.give_slices;
+    uint32_t accesses = a->give_accesses;
+    a->groups = 1;
+    while (a->groups * 2 <= g->geo.ranks && a->groups * 2 <= MOE_GPU_GROUPS &&
+           accesses * a->groups * 2 <= MOE_GPU_PART_MOST * warps * slices)
+        a->groups *= 2;
+    a->per_group = warps / a->groups;
+    a->give_share = (accesses + a->per_group * slices - 1) / (a->per_group * slices);
+    uint32_t parts = (a->give_share + MOE_GPU_PART_MOST - 1) / MOE_GPU_PART_MOST;
+    a->give_part = (a->give_share + parts - 1) / parts;
 }
 
 static uint64_t dispatch_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
 {
     return moe_gpu_share(&g->geo, g->local_experts, g->config->shape.order, p).bytes;
-}
-
-static uint64_t combine_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
-{
-    uint32_t groups, per_group, share, part;
-    share_warps(g, MOE_GPU_COMBINE_THREADS, &groups, &per_group);
-    share_give(g, p, per_group, &share, &part);
-    return moe_gpu_combine_shared(&g->geo, p, part);
 }
 
 /* The most shared memory that any phase needs. */
@@ -220,7 +220,8 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
     for (uint32_t phase = MOE_GPU_SEND; phase <= (MOE_GPU_SEND | MOE_GPU_RECV); phase++) {
         struct moe_gpu_plan p =
             combine ? combine_plan(g, phase) : dispatch_plan(g, phase);
-        uint64_t bytes = combine ? combine_shared(g, &p) : dispatch_shared(g, &p);
+        uint64_t bytes =
+            combine ? moe_gpu_combine_shared(&g->geo, &p) : dispatch_shared(g, &p);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -388,16 +389,6 @@ static bool is_wide(const void *rows, uint64_t stride)
     return ((uintptr_t)rows | stride) % 16 == 0;
 }
 
-/* How blocks and their warps are divided among tokens and ranks. */
-static void share_work(const struct moe_gpu *g, struct moe_gpu_args *a,
-                       const struct moe_gpu_plan *p, uint32_t threads)
-{
-    a->plan = *p;
-    a->classes_magic = moe_gpu_magic(p->take_classes);
-    share_warps(g, threads, &a->groups, &a->per_group);
-    share_give(g, p, a->per_group, &a->give_share, &a->give_part);
-}
-
 /* A kernel of one warp before and after a call that has a mask. */
 static int launch_mask(const struct moe_gpu *g, const struct moe_gpu_args *a,
                        const struct moe_gpu_call *call, bool combine, bool end)
@@ -465,7 +456,9 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *c
         a.zero_padding = g->config->zero_padding;
     }
     struct moe_gpu_plan p = dispatch_plan(g, call->phase);
-    share_work(g, &a, &p, MOE_GPU_DISPATCH_THREADS);
+    a.plan = p;
+    a.classes_magic = moe_gpu_magic(p.take_classes);
+    share_warps(g, &a.groups, &a.per_group);
     a.shared = moe_gpu_share(&g->geo, g->local_experts, a.order, &p);
     return launch(g, false, wide, MOE_GPU_DISPATCH_THREADS, a.shared.bytes, &a, call);
 }
@@ -487,7 +480,8 @@ enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *ca
                 is_wide(result->rows, 0) && is_wide(result->bias[0], 0) &&
                 is_wide(result->bias[1], 0);
     struct moe_gpu_plan p = combine_plan(g, call->phase);
-    share_work(g, &a, &p, MOE_GPU_COMBINE_THREADS);
-    return launch(g, true, wide, MOE_GPU_COMBINE_THREADS, combine_shared(g, &p), &a,
-                  call);
+    a.plan = p;
+    share_give(g, &a);
+    return launch(g, true, wide, MOE_GPU_COMBINE_THREADS,
+                  moe_gpu_combine_shared(&g->geo, &p), &a, call);
 }

@@ -49,12 +49,22 @@ static void random_types(struct hdl_moe_opts *o, uint64_t *seed)
         o->combine_dtype = PICK(seed, HDL_BF16, HDL_F16, HDL_F32);
 }
 
-static void random_case(struct gpu_case *c, uint64_t *seed, bool split, uint32_t gpus)
+/* How the ranks of a case share the GPUs. */
+enum placement {
+    IN_PHASES,    /* on one GPU, the phases of all ranks one after the other */
+    SIDE_BY_SIDE, /* on one GPU, with a few blocks each */
+    APART         /* a GPU each */
+};
+static const char *const placements[] = {"in phases on one GPU",
+                                         "side by side on one GPU", "on a GPU each"};
+
+static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
+                        uint32_t gpus)
 {
     struct hdl_moe_opts *o = &c->opts;
     gpu_case_defaults(c);
-    c->split = split;
-    c->ranks = split ? PICK(seed, 1, 2, 3, 4, 8) : gpus;
+    c->split = how == IN_PHASES;
+    c->ranks = how == APART ? gpus : PICK(seed, 1, 2, 3, 4, 8);
     o->hidden =
         (int32_t)PICK(seed, 8, 16, 100, 128, 136, 256, 331, 512, 896, 2048, 2880, 7168);
     o->max_tokens = (int32_t)PICK(seed, 1, 2, 7, 31, 64, 128, 129, 300);
@@ -93,20 +103,28 @@ static void random_step(struct gpu_case *c, uint64_t *seed)
             (gpu_random(seed) & 1) ? M : (uint32_t)(gpu_random(seed) % (M + 1));
 }
 
-static int run_case(uint64_t *seed, bool split, int gpus, uint32_t number, int only)
+/* All multiprocessors, or so few blocks that each does everything in turn. */
+static uint32_t blocks_of(enum placement how, uint32_t number)
+{
+    static const uint32_t few[] = {3, 7, 12};
+    return how == SIDE_BY_SIDE ? few[number % 3] : (number % 3) ? 0 : 3;
+}
+
+static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t number,
+                    int only)
 {
     struct gpu_case c;
     struct gpu_world *w = calloc(1, sizeof(*w));
     int bad = 0;
-    random_case(&c, seed, split, (uint32_t)gpus);
+    random_case(&c, seed, how, (uint32_t)gpus);
     if (only >= 0 && only != (int)number) {
         for (int step = 0; step < 3; step++)
             random_step(&c, seed);
         free(w);
         return 0;
     }
-    if (!w ||
-        !gpu_world_open(w, &c.opts, c.ranks, split ? 1 : gpus, (number % 3) ? 0 : 3))
+    if (!w || !gpu_world_open(w, &c.opts, c.ranks, how == APART ? gpus : 1,
+                              blocks_of(how, number)))
         exit(1);
     for (int step = 0; step < 3; step++) {
         random_step(&c, seed);
@@ -114,15 +132,15 @@ static int run_case(uint64_t *seed, bool split, int gpus, uint32_t number, int o
             exit(1);
         int differ = gpu_world_compare(w, &c);
         if (differ)
-            fprintf(stderr,
-                    "case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d align "
-                    "%d dtype %d "
-                    "format %d combine %d routing %d special %d wide %d blocks %u: %d "
-                    "buffers differ\n",
-                    number, step, c.ranks, c.opts.hidden, c.opts.max_tokens, c.opts.top_k,
-                    c.opts.num_experts, (int)c.opts.layout, c.opts.align,
-                    (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
-                    c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks, differ);
+            fprintf(
+                stderr,
+                "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
+                "align %d dtype %d format %d combine %d routing %d special %d wide %d "
+                "blocks %u: %d buffers differ\n",
+                placements[how], number, step, c.ranks, c.opts.hidden, c.opts.max_tokens,
+                c.opts.top_k, c.opts.num_experts, (int)c.opts.layout, c.opts.align,
+                (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
+                c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks, differ);
         bad += differ != 0;
     }
     gpu_world_close(w);
@@ -134,23 +152,21 @@ int main(int argc, char **argv)
 {
     uint32_t cases = argc > 1 ? (uint32_t)atoi(argv[1]) : 50;
     uint64_t seed = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
-    int gpus = gpu_count(), bad = 0;
+    int only = argc > 3 ? atoi(argv[3]) : -1, gpus = gpu_count(), total = 0;
+    const char *mode = getenv("MOE_CHECK_MODE"); /* number of a placement, else all */
     if (gpus == 0) {
         printf("skipped: %s\n", base_detail());
         return 77;
     }
-    int only = argc > 3 ? atoi(argv[3]) : -1;
-    const char *mode = getenv("MOE_CHECK_MODE"); /* "split" or "fused", else both */
-    bool fused = gpus > 1 && !(mode && strcmp(mode, "split") == 0);
-    bool split = !(mode && strcmp(mode, "fused") == 0);
-    for (uint32_t i = 0; split && i < cases && bad < 8; i++)
-        bad += run_case(&seed, true, gpus, i, only);
-    if (split)
-        printf("virtual ranks on one GPU: %u cases, %d steps differ\n", cases, bad);
-    int together = 0;
-    for (uint32_t i = 0; fused && i < cases && together < 8; i++)
-        together += run_case(&seed, false, gpus, i, only);
-    if (fused)
-        printf("%d GPUs: %u cases, %d steps differ\n", gpus, cases, together);
-    return bad + together ? 1 : 0;
+    for (enum placement how = IN_PHASES; how <= APART; how++) {
+        int bad = 0;
+        if ((mode && atoi(mode) != (int)how) || (how == APART && gpus < 2))
+            continue;
+        for (uint32_t i = 0; i < cases && bad < 8; i++)
+            bad += run_case(&seed, how, gpus, i, only);
+        printf("ranks %s: %u cases, %d steps differ\n", placements[how], cases, bad);
+        fflush(stdout);
+        total += bad;
+    }
+    return total ? 1 : 0;
 }

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The sending half of combine: rows of experts come ahead, their sums leave as packed
+ * lines. */
+#ifndef MOE_DEVICE_GIVE_CUH
+#define MOE_DEVICE_GIVE_CUH
+
+#include "moe/device_row.cuh"
+#include "moe/device_step.cuh"
+
+/*
+ * A holder's sums for the tokens of a rank: acc = fmaf(w, x, acc) in f32 from +0, experts
+ * ascending, rounded once. What a multiprocessor has handed to the link holds up its
+ * later loads for microseconds, so every warp has a ring of pieces in shared memory,
+ * which are asked for long before they are added:
+ *
+ *   entries of the next item -> pieces of rows -> sums in registers -> parts -> link
+ *      one item ahead           MOE_GPU_PIECES                        MOE_GPU_RING
+ *
+ * An item is a (rank, token), a part MOE_GPU_PART_MOST accesses of its contribution, a
+ * piece the same of one row. A lane reads only what it has asked for itself, so nothing
+ * in here waits for another warp.
+ */
+enum { THREADS = MOE_GPU_COMBINE_THREADS, WARPS = THREADS / WARP };
+
+/* [warps] pieces, then parts; then [turns] ranks that the block's own tokens lack. */
+extern __shared__ __align__(128) unsigned char shared_memory[];
+
+enum {
+    PART_BYTES = MOE_GPU_PART_MOST * MOE_GPU_ACCESS,
+    PIECES_BYTES = MOE_GPU_PIECES * PART_BYTES,
+    RINGS_BYTES = PIECES_BYTES + MOE_GPU_RING * PART_BYTES
+};
+
+MOE_DEVICE unsigned char *own_rings(void)
+{
+    return shared_memory + threadIdx.x / WARP * RINGS_BYTES;
+}
+
+/* The work of a warp: tokens of ranks, counted from the one after the own, and accesses
+ * of each contribution. */
+struct give_work {
+    uint32_t rank, rank_step, rank_end;
+    uint32_t token, token_step;
+    uint32_t from, end;
+};
+
+/* An item, its entries by lane. */
+struct give_item {
+    uint32_t to, token;
+    moe_gpu_entry entry;
+};
+
+/* Where a warp is: the part whose pieces are asked for, the next item. */
+struct give_cursor {
+    give_item now, next;
+    uint32_t rank, token;      /* of the next */
+    uint32_t begin, row;       /* of the part, the piece */
+    bool open;                 /* `now` has pieces left */
+    const unsigned char *from; /* this lane's bytes of the part in row 0 */
+    uint32_t left;             /* how many there are in a row from there */
+    uint32_t what;             /* as in struct give_piece */
+    unsigned char *out;
+};
+
+/* What is known of a piece in the ring; lane s has that of slot s. */
+struct give_piece {
+    float weight;
+    uint32_t what; /* accesses | pairs << 8 | PIECE_... */
+    unsigned char *out;
+};
+
+enum { PIECE_LAST = 1 << 16, PIECE_DROPPED = 1 << 17 };
+
+MOE_DEVICE const moe_gpu_entry *entries_of(const moe_gpu_args &a, const give_item &item)
+{
+    return a.lane.entries +
+           (uint64_t)(item.to * a.geo.max_tokens + item.token) * a.geo.top_k;
+}
+
+/* The own rank comes last: its lines do not cross the link. */
+MOE_DEVICE uint32_t rank_after(const moe_gpu_args &a, uint32_t i)
+{
+    uint32_t to = a.rank + 1 + i;
+    return to - (to >= a.geo.ranks ? a.geo.ranks : 0);
+}
+
+MOE_DEVICE void load_entries(const moe_gpu_args &a, give_cursor *c)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    c->next.to = rank_after(a, c->rank);
+    c->next.token = c->token;
+    c->next.entry.row = MOE_GPU_NO_ROW;
+    if (lane < a.geo.top_k)
+        c->next.entry = entries_of(a, c->next)[lane];
+}
+
+/* To the next item that exists; `tokens` by lane. */
+MOE_DEVICE void find_item(const moe_gpu_args &a, const give_work &w, uint32_t tokens,
+                          give_cursor *c)
+{
+#pragma unroll 1
+    while (c->rank < w.rank_end &&
+           c->token >= __shfl_sync(ALL_LANES, tokens, rank_after(a, c->rank))) {
+        c->rank += w.rank_step;
+        c->token = w.token;
+    }
+}
+
+/* A lane's place in the accesses of a row. */
+MOE_DEVICE uint32_t inside_access(void)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    return lane_offset(lane, place_in_pair(lane)) & ~15u;
+}
+
+MOE_DEVICE void begin_part(const moe_gpu_args &a, step_view v, const give_work &w,
+                           give_cursor *c)
+{
+    const uint32_t count = min(a.give_part, w.end - c->begin);
+    const uint32_t at = c->begin * MOE_GPU_ACCESS_DATA + inside_access();
+    const uint32_t end =
+        min((c->begin + count) * MOE_GPU_ACCESS_DATA, a.geo.give.data_bytes);
+    c->row = 0;
+    c->from = (const unsigned char *)a.expert_out + at;
+    c->left = at < end ? end - at : 0;
+    c->what = count | min(count * 2, a.geo.give.pairs - c->begin * 2) << 8;
+    c->out = (unsigned char *)a.base[c->now.to] + v.half +
+             moe_gpu_take(&a.geo, c->now.token, a.rank) + c->begin * MOE_GPU_ACCESS;
+}
+
+/* Takes the next item that has anything to send. */
+MOE_DEVICE void open_item(const moe_gpu_args &a, step_view v, const give_work &w,
+                          uint32_t tokens, give_cursor *c)
+{
+#pragma unroll 1
+    while (!c->open && c->rank < w.rank_end) {
+        c->now = c->next;
+        c->token += w.token_step;
+        find_item(a, w, tokens, c);
+        if (c->rank < w.rank_end)
+            load_entries(a, c);
+        c->open = __shfl_sync(ALL_LANES, c->now.entry.row, 0) != MOE_GPU_NO_ROW;
+    }
+    c->begin = w.from;
+    if (c->open)
+        begin_part(a, v, w, c);
+}
+
+/* A lane's parts of one row, each to its own place. What lies beyond the row stays as it
+ * is: nobody reads it. */
+template <bool WIDE, int N>
+MOE_DEVICE void load_piece(const moe_gpu_args &a, const give_cursor *c, int32_t row,
+                           uint32_t slot)
+{
+    const unsigned char *from = c->from + (uint64_t)(uint32_t)row * a.geo.give.data_bytes;
+#pragma unroll
+    for (uint32_t u = 0; u < N; u++) {
+        const bool exists = u * MOE_GPU_ACCESS_DATA < c->left;
+        if (WIDE)
+            copy_ahead(slot + u * MOE_GPU_ACCESS, from + u * MOE_GPU_ACCESS_DATA, exists);
+        else if (exists)
+            store_shared(slot + u * MOE_GPU_ACCESS,
+                         load_narrow(from + u * MOE_GPU_ACCESS_DATA,
+                                     (int)(c->left - u * MOE_GPU_ACCESS_DATA)));
+    }
+}
+
+/* Asks for the next piece, into slot number `number` at `slot`. */
+template <bool WIDE, int N>
+MOE_DEVICE void ask_piece(const moe_gpu_args &a, step_view v, const give_work &w,
+                          give_cursor *c, give_piece *p, uint32_t number, uint32_t slot)
+{
+    int32_t row = __shfl_sync(ALL_LANES, c->now.entry.row, c->row & 31);
+    int32_t then = __shfl_sync(ALL_LANES, c->now.entry.row, (c->row + 1) & 31);
+    float weight = __shfl_sync(ALL_LANES, c->now.entry.weight, c->row & 31);
+    if (c->row + 1 >= WARP) { /* beyond what the lanes hold */
+        const moe_gpu_entry *entries = entries_of(a, c->now) + c->row;
+        row = entries[0].row;
+        weight = entries[0].weight;
+        then = c->row + 1 < a.geo.top_k ? entries[1].row : (int32_t)MOE_GPU_NO_ROW;
+    }
+    if (row >= 0)
+        load_piece<WIDE, N>(a, c, row, slot);
+    const bool last = then < 0 || row < 0;
+    if ((threadIdx.x & 31) == number) {
+        p->weight = weight;
+        p->what = c->what | (last ? PIECE_LAST : 0) | (row < 0 ? PIECE_DROPPED : 0);
+        p->out = c->out;
+    }
+    c->row++;
+    if (last) {
+        c->begin += a.give_part;
+        c->open = c->begin < w.end;
+        if (c->open)
+            begin_part(a, v, w, c);
+    }
+}
+
+/* Rows given as they are to be sent: the caller has summed them. */
+MOE_DEVICE bool rows_are_sums(const moe_gpu_args &a)
+{
+    return a.order == MOE_GPU_RANK_MAJOR;
+}
+
+template <int TYPE, int N> struct give_sum {
+    float acc[N][element<TYPE>::COUNT];
+    uint4 row[N]; /* the last piece */
+};
+
+template <int TYPE, int N> MOE_DEVICE void clear_sum(give_sum<TYPE, N> *s)
+{
+#pragma unroll
+    for (int u = 0; u < N; u++)
+#pragma unroll
+        for (int i = 0; i < element<TYPE>::COUNT; i++)
+            s->acc[u][i] = 0.0f;
+}
+
+template <int TYPE, int N> MOE_DEVICE void add_piece(give_sum<TYPE, N> *s, float weight)
+{
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        float x[element<TYPE>::COUNT];
+        element<TYPE>::unpack(s->row[u], x);
+#pragma unroll
+        for (int i = 0; i < element<TYPE>::COUNT; i++)
+            s->acc[u][i] = __fmaf_rn(weight, x[i], s->acc[u][i]);
+    }
+}
+
+/* Hands a part to the copy engine. `used` counts the parts of the warp, whose ring is at
+ * `ring` for this lane. */
+template <int TYPE, int N>
+MOE_DEVICE void send_part(const moe_gpu_args &a, line_tag tag, const give_sum<TYPE, N> &s,
+                          uint32_t what, unsigned char *out, uint32_t ring,
+                          uint32_t *used)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    const pair_lane place = place_in_pair(lane);
+    const uint32_t buffer = ring + *used % MOE_GPU_RING * PART_BYTES;
+    if (++*used > MOE_GPU_RING) {
+        bulk_wait<MOE_GPU_RING - 1>();
+        __syncwarp();
+    }
+    tag.kind |= (what & PIECE_DROPPED) != 0;
+    const bool raw = rows_are_sums(a) && !(what & PIECE_DROPPED);
+#pragma unroll
+    for (uint32_t u = 0; u < N; u++)
+        if (u < (what & 0xff))
+            store_shared(
+                buffer + u * MOE_GPU_ACCESS,
+                tagged(raw ? s.row[u] : element<TYPE>::pack(s.acc[u]), place, tag));
+    bulk_fence();
+    __syncwarp();
+    if (lane == 0)
+        bulk_store(out, buffer, (what >> 8 & 0xff) * MOE_GPU_PAIR);
+    bulk_commit();
+}
+
+/* Says which items are being sent: a warp that waits long leaves them to this one. */
+MOE_DEVICE void mark_items(const moe_gpu_args &a, step_view v, const give_work &w,
+                           uint32_t tokens)
+{
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (uint32_t i = w.rank; i < w.rank_end; i += w.rank_step) {
+        const uint32_t to = rank_after(a, i), n = __shfl_sync(ALL_LANES, tokens, to);
+#pragma unroll 1
+        for (uint32_t t = w.token + lane * w.token_step; t < n; t += WARP * w.token_step)
+            a.lane.sent_sums[to * a.geo.max_tokens + t] = v.step;
+    }
+}
+
+/* Sends the sums of a warp's work, N accesses to a part at most. */
+template <int TYPE, bool WIDE, int N>
+MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
+                     uint32_t tokens, give_cursor *c, uint32_t *used)
+{
+    const uint32_t ring = shared_address(own_rings()) + (threadIdx.x & 31) * 16;
+    give_piece p = {0, 0, NULL};
+    give_sum<TYPE, N> sum;
+    uint32_t asked = 0, added = 0, ahead = 0, number = 0, next = 0;
+    clear_sum(&sum);
+#pragma unroll 1
+    for (;;) {
+        /* Every turn makes a group of copies, though it may be empty: they are counted.
+         */
+        if (!c->open)
+            open_item(a, v, w, tokens, c);
+        if (c->open) {
+            ask_piece<WIDE, N>(a, v, w, c, &p, next, ring + next * PART_BYTES);
+            next = next + 1 == MOE_GPU_PIECES ? 0 : next + 1;
+            asked++;
+        }
+        copy_commit();
+        if (++ahead < MOE_GPU_PIECES)
+            continue;
+        if (added == 0 && w.from == 0)
+            mark_items(a, v, w, tokens);
+        if (added == asked)
+            return;
+        const float weight = __shfl_sync(ALL_LANES, p.weight, number);
+        const uint32_t what = __shfl_sync(ALL_LANES, p.what, number);
+        const uint32_t slot = ring + number * PART_BYTES;
+        copy_wait<MOE_GPU_PIECES - 1>();
+#pragma unroll
+        for (uint32_t u = 0; u < N; u++)
+            sum.row[u] = load_shared(slot + u * MOE_GPU_ACCESS);
+        if (!(what & PIECE_DROPPED))
+            add_piece(&sum, weight);
+        if (what & PIECE_LAST) {
+            send_part<TYPE, N>(a, v.tag, sum, what,
+                               (unsigned char *)__shfl_sync(
+                                   ALL_LANES, (unsigned long long)p.out, number),
+                               ring + PIECES_BYTES, used);
+            clear_sum(&sum);
+        }
+        number = number + 1 == MOE_GPU_PIECES ? 0 : number + 1;
+        added++;
+    }
+}
+
+/* Sources that were given up wait for nothing from here. */
+MOE_DEVICE void send_drops(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t to = threadIdx.x & 31;
+    const moe_gpu_state *state = a.lane.state;
+    if (to < a.geo.ranks && to != a.rank && state->dropped[to] == v.step &&
+        state->tokens[to] == 0 && (state->active >> to & 1))
+        store_packet((unsigned char *)a.base[to] + v.half + a.geo.drop_at +
+                         (uint64_t)a.rank * MOE_GPU_LINE,
+                     make_uint4(v.step, v.tag.kind | 1, 0, 0));
+}
+
+/* T of each rank, a lane for each. */
+MOE_DEVICE uint32_t tokens_by_lane(const moe_gpu_args &a)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    return lane < a.geo.ranks ? a.lane.state->tokens[lane] : 0;
+}
+
+/* The part of a warp of a sending block; its first entries are asked for at once. */
+MOE_DEVICE give_work begin_give(const moe_gpu_args &a, give_cursor *c)
+{
+    const uint32_t warp = threadIdx.x / WARP, group = warp >> log_of(a.per_group);
+    const uint32_t number = sender_number(a),
+                   first = number >> log_of(a.plan.give_slices);
+    const uint32_t part =
+        (number & (a.plan.give_slices - 1)) * a.per_group + (warp & (a.per_group - 1));
+    const uint32_t from = part * a.give_share;
+    const bool idle =
+        !is_sender(a) || first >= a.plan.give_classes || from >= a.give_accesses;
+    give_work w = {group,
+                   a.groups,
+                   idle ? 0 : a.geo.ranks,
+                   first,
+                   a.plan.give_classes,
+                   from,
+                   min(from + a.give_share, a.give_accesses)};
+    c->rank = w.rank;
+    c->token = w.token;
+    c->open = false;
+    if (c->rank < w.rank_end)
+        load_entries(a, c);
+    return w;
+}
+
+template <int TYPE, bool WIDE>
+MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
+                         uint32_t tokens, give_cursor *c, uint32_t *used)
+{
+    const uint32_t rank = c->rank;
+    find_item(a, w, tokens, c);
+    if (c->rank != rank && c->rank < w.rank_end)
+        load_entries(a, c);
+    if (a.give_part == 1) /* few instructions for few tokens */
+        give<TYPE, WIDE, 1>(a, v, w, tokens, c, used);
+    else
+        give<TYPE, WIDE, MOE_GPU_PART_MOST>(a, v, w, tokens, c, used);
+    if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1)
+        send_drops(a, v);
+}
+
+/*
+ * A warp that waits long sends what blocks that have not been scheduled yet would send.
+ * What is stored twice is stored with the same bytes.
+ */
+template <int TYPE, bool WIDE>
+MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t tokens = tokens_by_lane(a);
+    uint32_t used = 0;
+    bulk_wait<0>();
+    __syncwarp();
+    for (uint32_t i = 0; i < a.geo.ranks; i++) {
+        const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
+        for (uint32_t t = 0; t < n; t++) {
+            uint32_t *sent = &a.lane.sent_sums[to * a.geo.max_tokens + t];
+            if (__all_sync(ALL_LANES, load_word(sent) == v.step))
+                continue;
+            if ((threadIdx.x & 31) == 0)
+                *sent = v.step;
+            const give_work w = {i, a.geo.ranks,    i + 1, t, a.geo.max_tokens,
+                                 0, a.give_accesses};
+            give_cursor c;
+            c.rank = i;
+            c.token = t;
+            c.open = false;
+            load_entries(a, &c);
+            give<TYPE, WIDE, MOE_GPU_PART_MOST>(a, v, w, tokens, &c, &used);
+        }
+    }
+    bulk_wait<0>();
+}
+
+#endif
