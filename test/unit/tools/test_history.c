@@ -4,7 +4,7 @@
 
 #include "ctl/view.h"
 #include "heddle.h"
-#include "tools/crew_history.h"
+#include "tools/crew/history.h"
 
 enum { ALLREDUCE_4K = 1 };
 static struct crew_history history;

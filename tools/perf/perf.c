@@ -11,10 +11,10 @@
 #include "heddle.h"
 #include "tools/json.h"
 #include "tools/options.h"
-#include "tools/perf_algorithm.h"
-#include "tools/perf_job.h"
-#include "tools/perf_ops.h"
-#include "tools/perf_recovery.h"
+#include "tools/perf/algorithm.h"
+#include "tools/perf/job.h"
+#include "tools/perf/ops.h"
+#include "tools/perf/recovery.h"
 
 enum { WARM_SMALL = 100, WARM_LARGE = 3, BARRIER_MS = 50 };
 

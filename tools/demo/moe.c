@@ -19,8 +19,8 @@
 #include "base/clock.h"
 #include "heddle.h"
 #include "tools/commands.h"
-#include "tools/demo_layer.h"
-#include "tools/demo_text.h"
+#include "tools/demo/layer.h"
+#include "tools/demo/text.h"
 #include "tools/launch.h"
 #include "tools/options.h"
 

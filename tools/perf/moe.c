@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `heddle perf dispatch|combine|moe`: measures steps of an exchange, beside the machine's
  * copy rate and, if asked, beside the same exchange by collectives. */
-#include "tools/perf_moe.h"
+#include "tools/perf/moe.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "tools/commands.h"
 #include "tools/options.h"
-#include "tools/perf_job.h"
+#include "tools/perf/job.h"
 
 enum { WARM = 3 };
 

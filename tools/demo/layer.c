@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layer of the demo: weights, gate, experts, and the run in one process. */
-#include "tools/demo_layer.h"
+#include "tools/demo/layer.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "base/half.h"
 #include "base/random.h"
-#include "tools/words.h"
+#include "tools/demo/words.h"
 
 enum { MOST_HIDDEN = 512, MOST_TOP_K = 16 };
 

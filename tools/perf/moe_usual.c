@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exchange as it is done with collectives alone: a permutation by expert, then counts
  * and all_to_all_v; or a dense all_to_all with room for every token at every expert. */
-#include "tools/perf_moe.h"
+#include "tools/perf/moe.h"
 
 #include <stdlib.h>
 #include <string.h>

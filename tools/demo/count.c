@@ -21,7 +21,7 @@
 #include "tools/commands.h"
 #include "tools/launch.h"
 #include "tools/options.h"
-#include "tools/words.h"
+#include "tools/demo/words.h"
 
 enum {
     DEMO_STEPS = 8,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Asks an operation of the measured shape which algorithm it took. */
-#include "tools/perf_algorithm.h"
+#include "tools/perf/algorithm.h"
 
 #include "group/group.h"
 #include "group/op.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* `heddle perf recovery`: how long losses, removals and admissions hold ranks up, and
  * what being able to bear them costs. */
-#include "tools/perf_recovery.h"
+#include "tools/perf/recovery.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 #include "tools/options.h"
 
 enum { REPEATS_MAX = 1000, QUIET_RUNS = 3, QUIET_RANKS = 2, BATCHES = 9 };

@@ -3,7 +3,7 @@
 #ifndef TOOLS_PERF_ALGORITHM_H
 #define TOOLS_PERF_ALGORITHM_H
 
-#include "tools/perf_ops.h"
+#include "tools/perf/ops.h"
 
 /* "-" for point to point. */
 const char *perf_algorithm(struct hdl_group *group, const struct perf_run *run);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading a text and finding its words. */
-#include "tools/demo_text.h"
+#include "tools/demo/text.h"
 
 #include <errno.h>
 #include <stdbool.h>

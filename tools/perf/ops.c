@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Shapes, calls, data patterns and checks of the measured operations. */
-#include "tools/perf_ops.h"
+#include "tools/perf/ops.h"
 
 #include <stdint.h>
 #include <stdio.h>

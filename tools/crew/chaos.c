@@ -10,8 +10,8 @@
 #include "base/clock.h"
 #include "base/random.h"
 #include "tools/commands.h"
-#include "tools/crew.h"
-#include "tools/crew_history.h"
+#include "tools/crew/crew.h"
+#include "tools/crew/history.h"
 #include "tools/options.h"
 
 enum { OPS = 1 << 16, TIMES_MAX = 4096 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Ranks under the eyes of a supervisor: for `heddle chaos` and `heddle perf recovery`. */
-#ifndef TOOLS_CREW_H
-#define TOOLS_CREW_H
+#ifndef TOOLS_CREW_CREW_H
+#define TOOLS_CREW_CREW_H
 
 #include <stdbool.h>
 #include <stdint.h>

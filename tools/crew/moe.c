@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps of a mixture-of-experts exchange whose rows say who made them, and when. */
-#include "tools/crew_moe.h"
+#include "tools/crew/moe.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 /*
  * Token t of rank r in the step at operation n goes to expert (r + t + n) % E and to the

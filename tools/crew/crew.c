@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The supervisor's side: processes, records, commands. */
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

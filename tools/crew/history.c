@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Intervals of all holders, and the results that follow from them. */
-#include "tools/crew_history.h"
+#include "tools/crew/history.h"
 
 #include <stdio.h>
 

@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "heddle.h"
-#include "tools/crew.h"
-#include "tools/crew_moe.h"
+#include "tools/crew/crew.h"
+#include "tools/crew/moe.h"
 
 /*
  * Elements come in pairs: a bit for each rank that took part, and a number that only the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the measuring commands share: ranks and their group, how often, the times. */
-#include "tools/perf_job.h"
+#include "tools/perf/job.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 enum { BATCH = 20000, LOOKS = 1000000, IDLE_MS = 3000 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Counting and ordering words, for the demo. */
-#ifndef TOOLS_WORDS_H
-#define TOOLS_WORDS_H
+#ifndef TOOLS_DEMO_WORDS_H
+#define TOOLS_DEMO_WORDS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A hash table of counted words. */
-#include "tools/words.h"
+#include "tools/demo/words.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tells the supervisor the views that a rank sees, as the library holds them. */
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 #include "group/group.h"
 

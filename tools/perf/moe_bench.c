@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Data, calls and checks of one shape of dispatch and combine. */
-#include "tools/perf_moe.h"
+#include "tools/perf/moe.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 /*
  * Of each slot its holders, in the order of their intervals. A rank tells each view that

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tools/crew.h"
+#include "tools/crew/crew.h"
 
 static long count_entries(pid_t pid)
 {
