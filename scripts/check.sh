@@ -127,6 +127,7 @@ check_fuzz() {
         -Dcuda=disabled -Dman=disabled -Db_sanitize=address,undefined -Db_lundef=false
     local seconds=${HEDDLE_FUZZ_SECONDS:-60}
     scripts/fuzz.sh build-check/fuzz "$seconds" "$jobs" | tee build-check/fuzz.out
+    grep -q '^pass\|^fail' build-check/fuzz.out || record fail "fuzz: targets ran"
     sed -n 's/^\(pass\|fail\) \(.*\)/\1\t\2/p' build-check/fuzz.out >>"$results"
 }
 

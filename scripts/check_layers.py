@@ -25,6 +25,7 @@ FOREIGN = [
 FORBIDDEN_IN_CTL = re.compile(
     r"sys/socket\.h|netinet|pthread|threads\.h|time\.h|math\.h|poll\.h|unistd\.h|base/(clock|futex)\.h"
 )
+TRANSPORT = re.compile(r"net/(self|shm|fabric|cuda|proxy)(_|$)")
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]', re.M)
 
 
@@ -36,7 +37,9 @@ def check_own(path, layer, name):
         return f"'{name}' is in no layer"
     if layer is not None and parts[0] not in ALLOWED[layer]:
         return f"{layer} may not include {parts[0]}"
-    # A transport does not know another one.
+    mine, other = TRANSPORT.match(f"{layer}/{path.stem}"), TRANSPORT.match(name.rsplit(".", 1)[0])
+    if mine and other and mine.group(1) != other.group(1):
+        return f"a transport may not include another one: {name}"
     return None
 
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A caller's mask in device memory: read before a call's kernel, written back after it. */
+/* A caller's mask in device memory: read before a call's kernel, written back after it.
+ */
 #include "moe/gpu_args.h"
 
 /* One warp each, a lane for each rank. */
