@@ -8,8 +8,8 @@
  *   on success only. Calls return enum hdl_status; hdl_error_detail() has the text, with
  *   the offending values, of the calling thread's last failure.
  *   Option structs start with `size` = sizeof the struct as the caller was compiled.
- *   NULL = all defaults, a zero field = its default, an unknown non-zero tail =
- * HDL_EINVAL. Unless a comment says otherwise a function may be called from any thread.
+ *   NULL = all defaults, a zero field = its default, an unknown non-zero tail is
+ *   HDL_EINVAL. Unless a comment says otherwise a function may be called from any thread.
  *   Sizes are in bytes, counts in elements, times in microseconds.
  */
 #ifndef HEDDLE_H
@@ -260,7 +260,8 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_create(struct hdl_context *cont
  * handles of the group stay valid (finished) until hdl_op_free. */
 HDL_API void hdl_group_destroy(struct hdl_group *group);
 /* Leaves without waiting, from any thread, within 100 ms: blocked and later calls return
- * HDL_EABORTED, the others see this rank as lost. hdl_group_destroy is still needed. */
+ * HDL_EABORTED, the others see this rank as lost. hdl_group_destroy is still needed.
+ * HDL_EINVAL: not a group. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_abort(struct hdl_group *group);
 
 /* One committed view. Bit r of a mask = slot r, word r / 64. */
@@ -279,6 +280,7 @@ struct hdl_view {
  * mask_words is too small (mask_words then says the size needed). */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_view(const struct hdl_group *group,
                                                       struct hdl_view *view);
+/* Own slot, and highest active slot + 1 at the next operation; -1 if it is no group. */
 HDL_API int32_t hdl_group_rank(const struct hdl_group *group);
 HDL_API int32_t hdl_group_size(const struct hdl_group *group);
 
@@ -387,6 +389,7 @@ struct hdl_group_stats {
     uint64_t refused_frames; /* control connections or frames that were not authentic */
     int64_t evidence_to_commit_us; /* of the last loss; 0 = none yet */
 };
+/* Fills *stats; `size` in it says how much. HDL_EINVAL: not a group, or no struct. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_stats(const struct hdl_group *group,
                                                        struct hdl_group_stats *stats);
 
@@ -416,16 +419,18 @@ struct hdl_call {
  * Status of a finished operation:
  *   HDL_OK          every byte is in place
  *   HDL_INCOMPLETE  finished over the ranks that are present; the others' data is missing
- *                   (their parts of dst are untouched; reductions leave them out); a
- * result of several chunks may hold a lost rank's data up to the same chunk on all
+ *                   (their parts of dst are untouched; reductions leave them out). A
+ *                   result of several chunks may hold a lost rank's data up to some
+ *                   chunk, the same on all
  *   HDL_EPEER       the root, or the peer of a send or receive, is lost
  *   HDL_EORDER      another rank called another operation at this place (both are named)
  *   HDL_EINVAL      same operation with another count, type, operator or root; or a
  *                   bad argument. Buffers are untouched, the next call works
  *   HDL_ELINK       the link between two live ranks stayed down
  *   HDL_ENOTMEMBER  this rank was removed before this operation; no number was taken
- *   HDL_ETIMEDOUT, HDL_EABORTED, HDL_ECOORD, HDL_EFENCED   the group is over for this
- * rank
+ *   HDL_ENOMEM      no memory for the call; it took its number, the others end
+ *                   HDL_EINVAL
+ *   HDL_ETIMEDOUT, HDL_EABORTED, HDL_ECOORD, HDL_EFENCED   the group is over here
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_barrier(struct hdl_group *group, const struct hdl_call *call, struct hdl_op **op);
@@ -490,6 +495,7 @@ HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_scatter(struct hdl_group *group, const void *src, void *dst, size_t count,
             enum hdl_dtype dtype, int32_t root, const struct hdl_call *call,
             struct hdl_op **op);
+/* counts [size] equal on all; displs [size] used on the root only. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_scatterv(struct hdl_group *group, const void *src, const size_t *counts,
              const size_t *displs, void *dst, enum hdl_dtype dtype, int32_t root,
@@ -525,7 +531,8 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_source(const struct hdl_op *op,
 /* Frees the handle; a pending operation goes on without it. NULL is legal. */
 HDL_API void hdl_op_free(struct hdl_op *op);
 
-/* The failed set of the calling thread's last blocking operation (op == NULL). */
+/* The failed set of the calling thread's last blocking operation (op == NULL), as
+ * hdl_op_failed gives it. At most 65536 slots. */
 HDL_API int32_t hdl_last_failed(uint64_t *mask, size_t words);
 
 /* -------------------------------------------------------------------------- windows */
@@ -544,15 +551,19 @@ enum hdl_signal_op {
     HDL_SIGNAL_ADD      /* add it, atomic among all writers */
 };
 
-/* `bytes` of zeroed, page-aligned memory owned by the window. */
+/* `bytes` of zeroed, page-aligned memory owned by the window. HDL_EINVAL: no bytes;
+ * HDL_ENOTSUP: another kind; HDL_ENOMEM, HDL_ESYSTEM: no memory or descriptor. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_create(struct hdl_context *context,
                                                          size_t bytes,
                                                          enum hdl_window_kind kind,
                                                          struct hdl_window **window);
+/* Frees the window and its memory; peers' later puts have no effect. NULL is legal. */
 HDL_API void hdl_window_destroy(struct hdl_window *window);
+/* Its memory, valid until it is destroyed, and its size. */
 HDL_API void *hdl_window_data(const struct hdl_window *window);
 HDL_API size_t hdl_window_bytes(const struct hdl_window *window);
-/* Handle for peers: at most HDL_WINDOW_HANDLE_BYTES, *length in: room, out: used. */
+/* Handle for peers: at most HDL_WINDOW_HANDLE_BYTES, *length in: room, out: used.
+ * HDL_EINVAL: too little room. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_pack(const struct hdl_window *window,
                                                        void *handle, size_t *length);
 /* HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not reachable.
@@ -560,27 +571,34 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_pack(const struct hdl_window *
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_open(struct hdl_context *context,
                                                        const void *handle, size_t length,
                                                        struct hdl_peer_window **peer);
+/* Puts that are under way may be lost: close when the peer has seen them. NULL is legal.
+ */
 HDL_API void hdl_window_close(struct hdl_peer_window *peer);
 /* Memory of the peer if it is mapped (load and store), NULL if it is messaged. */
 HDL_API void *hdl_peer_window_map(const struct hdl_peer_window *peer);
 /*
  * Writes `bytes` at `offset` of the peer's window, then raises the 64-bit word at
  * `signal_offset` (8-byte aligned; SIZE_MAX = no signal) there: whoever sees the signal
- * sees the whole block. No order between puts. src may be reused after hdl_flush.
+ * sees the whole block. No order between puts. src may be reused after hdl_flush. Waits
+ * while too much to that peer is under way. HDL_EINVAL: beyond the window, or a signal
+ * that is not aligned; HDL_EPEER: the peer is lost; HDL_ENOMEM.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_put(struct hdl_peer_window *peer, size_t offset, const void *src, size_t bytes,
         size_t signal_offset, uint64_t value, enum hdl_signal_op signal_op);
+/* A put of no bytes. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_signal(struct hdl_peer_window *peer,
                                                   size_t signal_offset, uint64_t value,
                                                   enum hdl_signal_op signal_op);
 /* Waits until the word at `offset` of the own window is >= value. `from` (may be NULL)
- * ends the wait with HDL_EPEER when that peer is lost. HDL_ETIMEDOUT after timeout_us. */
+ * ends the wait with HDL_EPEER when that peer is lost. HDL_ETIMEDOUT after timeout_us;
+ * HDL_EINVAL: offset not aligned to 8, or beyond the window. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_wait(struct hdl_window *window,
                                                        size_t offset, uint64_t value,
                                                        const struct hdl_peer_window *from,
                                                        int64_t timeout_us);
-/* Until all earlier puts to this peer have left their sources. */
+/* Until all earlier puts to this peer have left their sources. HDL_ETIMEDOUT after
+ * timeout_us; HDL_EPEER: the peer is lost. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
                                                  int64_t timeout_us);
 
