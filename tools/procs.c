@@ -484,16 +484,6 @@ enum hdl_status procs_start(const struct procs_spec *spec, struct procs **out)
     return HDL_OK;
 }
 
-pid_t procs_pid(const struct procs *procs, int rank)
-{
-    return procs->ranks[rank].pid;
-}
-
-bool procs_running(const struct procs *procs, int rank)
-{
-    return procs->ranks[rank].running;
-}
-
 int procs_exit_code(const struct procs *procs, int rank)
 {
     return procs->ranks[rank].exit_code;

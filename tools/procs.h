@@ -53,8 +53,6 @@ enum hdl_status procs_run(struct procs *procs);
  * has ended is left alone. */
 void procs_signal(struct procs *procs, int rank, int signal, bool whole_group);
 
-pid_t procs_pid(const struct procs *procs, int rank);
-bool procs_running(const struct procs *procs, int rank);
 /* Exit code, or 128 + signal; -1 while it runs. */
 int procs_exit_code(const struct procs *procs, int rank);
 /* The first rank that ended with another code than 0, -1 if none did. */

@@ -142,12 +142,3 @@ void base_write_string(struct base_writer *writer, const char *text)
     base_write_u16(writer, (uint16_t)length);
     base_write_bytes(writer, text, length);
 }
-
-void base_write_u32_at(struct base_writer *writer, size_t pos, uint32_t value)
-{
-    if (writer->failed || pos > writer->pos || writer->pos - pos < 4) {
-        writer->failed = true;
-        return;
-    }
-    put_number(writer->data + pos, value, 4);
-}

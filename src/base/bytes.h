@@ -53,7 +53,5 @@ void base_write_u64(struct base_writer *writer, uint64_t value);
 void base_write_bytes(struct base_writer *writer, const void *bytes, size_t size);
 /* A u16 length and the bytes; fails above 65535. */
 void base_write_string(struct base_writer *writer, const char *text);
-/* Overwrites the u32 at `pos`, which was written before (a length known only later). */
-void base_write_u32_at(struct base_writer *writer, size_t pos, uint32_t value);
 
 #endif

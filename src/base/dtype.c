@@ -2,8 +2,6 @@
 /* Tables of element types and reduction operators. */
 #include "base/dtype.h"
 
-#include <string.h>
-
 static const struct {
     const char *name;
     size_t size;
@@ -32,29 +30,7 @@ const char *base_dtype_name(enum hdl_dtype dtype)
     return (unsigned)dtype < BASE_NUM_DTYPES ? dtypes[dtype].name : "unknown";
 }
 
-enum hdl_status base_parse_dtype(const char *text, enum hdl_dtype *out)
-{
-    for (unsigned i = 0; i < BASE_NUM_DTYPES; i++) {
-        if (strcmp(text, dtypes[i].name) == 0) {
-            *out = (enum hdl_dtype)i;
-            return HDL_OK;
-        }
-    }
-    return base_fail(HDL_EINVAL, "'%.64s' is no element type", text);
-}
-
 const char *base_redop_name(enum hdl_redop redop)
 {
     return (unsigned)redop < BASE_NUM_REDOPS ? redops[redop] : "unknown";
-}
-
-enum hdl_status base_parse_redop(const char *text, enum hdl_redop *out)
-{
-    for (unsigned i = 0; i < BASE_NUM_REDOPS; i++) {
-        if (strcmp(text, redops[i]) == 0) {
-            *out = (enum hdl_redop)i;
-            return HDL_OK;
-        }
-    }
-    return base_fail(HDL_EINVAL, "'%.64s' is no reduction operator", text);
 }

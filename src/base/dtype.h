@@ -14,10 +14,8 @@ enum { BASE_NUM_DTYPES = 17, BASE_NUM_REDOPS = 9 };
 size_t base_dtype_size(enum hdl_dtype dtype);
 /* "f32"; "unknown" if it is. */
 const char *base_dtype_name(enum hdl_dtype dtype);
-enum hdl_status base_parse_dtype(const char *text, enum hdl_dtype *out);
 
 /* "sum"; "unknown" if it is. */
 const char *base_redop_name(enum hdl_redop redop);
-enum hdl_status base_parse_redop(const char *text, enum hdl_redop *out);
 
 #endif

@@ -61,20 +61,6 @@ enum hdl_status base_parse_u64(const char *text, uint64_t *out)
     return HDL_OK;
 }
 
-enum hdl_status base_parse_i64(const char *text, int64_t *out)
-{
-    const char *p = text;
-    bool negative = *p == '-';
-    if (negative)
-        p++;
-    uint64_t value;
-    uint64_t limit = (uint64_t)INT64_MAX + (negative ? 1 : 0);
-    if (!take_number(&p, 10, &value) || *p || value > limit)
-        return base_fail(HDL_EINVAL, "'%.64s' is not a 64-bit number", text);
-    *out = negative ? (int64_t)(0 - value) : (int64_t)value;
-    return HDL_OK;
-}
-
 enum hdl_status base_parse_u32(const char *text, uint32_t *out)
 {
     uint64_t value = 0;

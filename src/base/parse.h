@@ -21,7 +21,6 @@ struct base_addr {
 
 /* Decimal, or hexadecimal with 0x. */
 enum hdl_status base_parse_u64(const char *text, uint64_t *out);
-enum hdl_status base_parse_i64(const char *text, int64_t *out);
 enum hdl_status base_parse_u32(const char *text, uint32_t *out);
 
 /* A number with an optional K, M, G or T (powers of 1024), also written KiB or KB. */

@@ -8,48 +8,19 @@
 
 struct base_rank_set *base_rank_set_alloc(struct base_env *env, uint32_t capacity)
 {
-    struct base_rank_set *set = base_alloc(env, 1, base_rank_set_bytes(capacity));
-    if (set)
-        base_rank_set_init(set, capacity);
+    uint32_t num_words = base_rank_set_words(capacity);
+    struct base_rank_set *set =
+        base_alloc(env, 1, sizeof(*set) + num_words * sizeof(uint64_t));
+    if (set) {
+        set->capacity = capacity;
+        set->num_words = num_words;
+    }
     return set;
 }
 
 void base_rank_set_free(struct base_env *env, struct base_rank_set *set)
 {
     base_free(env, set);
-}
-
-static void mask_tail(struct base_rank_set *set)
-{
-    if (set->capacity % 64 != 0)
-        set->words[set->num_words - 1] &= (UINT64_C(1) << (set->capacity % 64)) - 1;
-}
-
-void base_rank_set_fill(struct base_rank_set *set, uint32_t count)
-{
-    for (uint32_t w = 0; w < set->num_words; w++) {
-        uint32_t first = w * 64;
-        if (count >= first + 64)
-            set->words[w] = UINT64_MAX;
-        else if (count > first)
-            set->words[w] = (UINT64_C(1) << (count - first)) - 1;
-        else
-            set->words[w] = 0;
-    }
-    mask_tail(set);
-}
-
-uint32_t base_rank_set_count(const struct base_rank_set *set)
-{
-    uint32_t count = 0;
-    for (uint32_t w = 0; w < set->num_words; w++)
-        count += (uint32_t)__builtin_popcountll(set->words[w]);
-    return count;
-}
-
-bool base_rank_set_empty(const struct base_rank_set *set)
-{
-    return base_rank_set_next(set, 0) == UINT32_MAX;
 }
 
 uint32_t base_rank_set_next(const struct base_rank_set *set, uint32_t from)
@@ -64,81 +35,6 @@ uint32_t base_rank_set_next(const struct base_rank_set *set, uint32_t from)
         word = set->words[w];
     }
     return w * 64 + (uint32_t)__builtin_ctzll(word);
-}
-
-uint32_t base_rank_set_size(const struct base_rank_set *set)
-{
-    for (uint32_t w = set->num_words; w > 0; w--) {
-        if (set->words[w - 1])
-            return w * 64 - (uint32_t)__builtin_clzll(set->words[w - 1]);
-    }
-    return 0;
-}
-
-static uint64_t word_or_0(const struct base_rank_set *set, uint32_t w)
-{
-    return w < set->num_words ? set->words[w] : 0;
-}
-
-bool base_rank_set_equal(const struct base_rank_set *a, const struct base_rank_set *b)
-{
-    uint32_t num_words = a->num_words > b->num_words ? a->num_words : b->num_words;
-    for (uint32_t w = 0; w < num_words; w++) {
-        if (word_or_0(a, w) != word_or_0(b, w))
-            return false;
-    }
-    return true;
-}
-
-bool base_rank_set_intersects(const struct base_rank_set *a,
-                              const struct base_rank_set *b)
-{
-    for (uint32_t w = 0; w < a->num_words; w++) {
-        if (a->words[w] & word_or_0(b, w))
-            return true;
-    }
-    return false;
-}
-
-void base_rank_set_copy(struct base_rank_set *dst, const struct base_rank_set *src)
-{
-    for (uint32_t w = 0; w < dst->num_words; w++)
-        dst->words[w] = word_or_0(src, w);
-    mask_tail(dst);
-}
-
-void base_rank_set_union(struct base_rank_set *dst, const struct base_rank_set *src)
-{
-    for (uint32_t w = 0; w < dst->num_words; w++)
-        dst->words[w] |= word_or_0(src, w);
-    mask_tail(dst);
-}
-
-void base_rank_set_subtract(struct base_rank_set *dst, const struct base_rank_set *src)
-{
-    for (uint32_t w = 0; w < dst->num_words; w++)
-        dst->words[w] &= ~word_or_0(src, w);
-}
-
-void base_rank_set_intersect(struct base_rank_set *dst, const struct base_rank_set *src)
-{
-    for (uint32_t w = 0; w < dst->num_words; w++)
-        dst->words[w] &= word_or_0(src, w);
-}
-
-void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words,
-                            uint32_t num_words)
-{
-    for (uint32_t w = 0; w < num_words; w++)
-        words[w] = word_or_0(set, w);
-}
-
-void base_rank_set_from_words(struct base_rank_set *set, const uint64_t *words,
-                              uint32_t num_words)
-{
-    for (uint32_t w = 0; w < set->num_words; w++)
-        set->words[w] = w < num_words ? words[w] : 0;
-    mask_tail(set);
 }
 
 /* First rank after `first` that is not a member. */

@@ -26,20 +26,6 @@ static inline uint32_t base_rank_set_words(uint32_t capacity)
     return capacity / 64 + (capacity % 64 != 0);
 }
 
-/* Bytes of a set inside a larger allocation; base_rank_set_init makes it empty. */
-static inline size_t base_rank_set_bytes(uint32_t capacity)
-{
-    return sizeof(struct base_rank_set) +
-           base_rank_set_words(capacity) * sizeof(uint64_t);
-}
-
-static inline void base_rank_set_init(struct base_rank_set *set, uint32_t capacity)
-{
-    set->capacity = capacity;
-    set->num_words = base_rank_set_words(capacity);
-    memset(set->words, 0, set->num_words * sizeof(uint64_t));
-}
-
 /* An empty set, NULL with detail text on failure; the caller frees it. */
 struct base_rank_set *base_rank_set_alloc(struct base_env *env, uint32_t capacity);
 void base_rank_set_free(struct base_env *env, struct base_rank_set *set);
@@ -67,33 +53,8 @@ static inline void base_rank_set_clear_all(struct base_rank_set *set)
     memset(set->words, 0, set->num_words * sizeof(uint64_t));
 }
 
-/* Ranks 0 to count - 1, at most the capacity. */
-void base_rank_set_fill(struct base_rank_set *set, uint32_t count);
-
-uint32_t base_rank_set_count(const struct base_rank_set *set);
-bool base_rank_set_empty(const struct base_rank_set *set);
-
 /* Smallest member >= from, or UINT32_MAX. */
 uint32_t base_rank_set_next(const struct base_rank_set *set, uint32_t from);
-
-/* Largest member + 1, 0 if empty. */
-uint32_t base_rank_set_size(const struct base_rank_set *set);
-
-bool base_rank_set_equal(const struct base_rank_set *a, const struct base_rank_set *b);
-bool base_rank_set_intersects(const struct base_rank_set *a,
-                              const struct base_rank_set *b);
-
-/* Members of `src` at or above the capacity of `dst` are dropped. */
-void base_rank_set_copy(struct base_rank_set *dst, const struct base_rank_set *src);
-void base_rank_set_union(struct base_rank_set *dst, const struct base_rank_set *src);
-void base_rank_set_subtract(struct base_rank_set *dst, const struct base_rank_set *src);
-void base_rank_set_intersect(struct base_rank_set *dst, const struct base_rank_set *src);
-
-/* To and from plain words: missing words are 0, surplus ones are ignored. */
-void base_rank_set_to_words(const struct base_rank_set *set, uint64_t *words,
-                            uint32_t num_words);
-void base_rank_set_from_words(struct base_rank_set *set, const uint64_t *words,
-                              uint32_t num_words);
 
 /* Writes "0-2,5" into text, always terminated, cut with "..." if it does not fit; "none"
  * if empty. Returns text. */

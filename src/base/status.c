@@ -60,11 +60,6 @@ const char *base_detail(void)
     return detail;
 }
 
-void base_detail_clear(void)
-{
-    detail[0] = '\0';
-}
-
 const char *base_status_name(enum hdl_status status)
 {
     switch ((int)status) {

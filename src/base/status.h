@@ -29,7 +29,6 @@ void base_fail_append(const char *format, ...) BASE_PRINTF(1, 2);
 
 /* The calling thread's detail text, "" if none; overwritten by its next failure. */
 const char *base_detail(void);
-void base_detail_clear(void);
 
 /* "HDL_EINVAL", or "HDL_UNKNOWN". */
 const char *base_status_name(enum hdl_status status);

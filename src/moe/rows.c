@@ -153,8 +153,3 @@ void moe_rows_take(const struct moe_wire *wire, void *dst, const struct moe_take
 {
     table()->take(wire, dst, take, stream);
 }
-
-const char *moe_rows_variant(void)
-{
-    return table()->name;
-}

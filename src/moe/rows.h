@@ -51,9 +51,8 @@ struct moe_take {
 void moe_rows_take(const struct moe_wire *wire, void *dst, const struct moe_take *take,
                    bool stream);
 
-/* "avx512", "avx2" or "plain". */
-const char *moe_rows_variant(void);
-/* For tests: false if the processor or the build does not have it. */
+/* For tests: "avx512", "avx2" or "plain"; false if the processor or the build does not
+ * have it. */
 bool moe_rows_use(const char *variant);
 
 #endif

@@ -144,7 +144,6 @@ void net_remote_write_as(struct hdl_peer_window *remote, uint32_t slot,
                          const _Atomic uint64_t *writer);
 /* Memory of the peer's window, NULL if messaged. */
 void *net_remote_map(const struct hdl_peer_window *remote);
-size_t net_remote_bytes(const struct hdl_peer_window *remote);
 /* "self", "shm" or "fabric:<provider>". */
 const char *net_remote_transport(const struct hdl_peer_window *remote);
 /* Do two handles belong to processes that map each other's memory? Asks nobody. False for

@@ -108,11 +108,6 @@ void *net_remote_map(const struct hdl_peer_window *remote)
     return remote->data;
 }
 
-size_t net_remote_bytes(const struct hdl_peer_window *remote)
-{
-    return remote->bytes;
-}
-
 const char *net_remote_transport(const struct hdl_peer_window *remote)
 {
     return remote->ops->put ? net_fabric_transport_name(remote->net->fabric)

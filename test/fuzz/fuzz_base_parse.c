@@ -5,7 +5,6 @@
 
 #include "base/bytes.h"
 #include "base/config.h"
-#include "base/dtype.h"
 #include "base/parse.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -36,22 +35,16 @@ static void parse_text(const char *text)
     size_t count;
     uint64_t u64;
     uint32_t u32;
-    int64_t i64;
     bool boolean;
     uint8_t bytes[8];
     struct base_addr addr;
-    enum hdl_dtype dtype;
-    enum hdl_redop redop;
     check_round_trip(text);
     if (base_parse_size_list(text, list, 4, &count) == HDL_OK && (count < 1 || count > 4))
         abort();
     base_parse_u64(text, &u64);
     base_parse_u32(text, &u32);
-    base_parse_i64(text, &i64);
     base_parse_bool(text, &boolean);
     base_parse_hex(text, bytes, sizeof(bytes));
-    base_parse_dtype(text, &dtype);
-    base_parse_redop(text, &redop);
     if (base_parse_addr(text, &addr) == HDL_OK && (addr.port == 0 || !addr.host[0]))
         abort();
     struct base_config config;

@@ -34,8 +34,6 @@ static void test_detail(void **state)
     assert_string_equal(base_detail(), "group world: count 5 exceeds 4 on rank 3");
     base_fail_errno(HDL_ESYSTEM, ENOENT, "open of %s", "x");
     assert_string_equal(base_detail(), "open of x: No such file or directory");
-    base_detail_clear();
-    assert_string_equal(base_detail(), "");
 }
 
 static void test_long_detail_is_cut(void **state)
@@ -68,10 +66,8 @@ static void test_dtypes(void **state)
 {
     size_t sum = 0;
     for (unsigned i = 0; i < BASE_NUM_DTYPES; i++) {
-        enum hdl_dtype parsed;
         enum hdl_dtype dtype = (enum hdl_dtype)i;
-        assert_ok(base_parse_dtype(base_dtype_name(dtype), &parsed));
-        assert_int_equal(parsed, dtype);
+        assert_non_null(base_dtype_name(dtype));
         assert_int_equal(hdl_dtype_size(dtype), base_dtype_size(dtype));
         sum += base_dtype_size(dtype);
     }
@@ -84,15 +80,8 @@ static void test_dtypes(void **state)
 
 static void test_redops(void **state)
 {
-    for (unsigned i = 0; i < BASE_NUM_REDOPS; i++) {
-        enum hdl_redop parsed;
-        assert_ok(base_parse_redop(base_redop_name((enum hdl_redop)i), &parsed));
-        assert_int_equal(parsed, i);
-    }
-    enum hdl_redop untouched = HDL_MAX;
-    assert_status(base_parse_redop("median", &untouched), HDL_EINVAL);
-    assert_detail("median");
-    assert_int_equal(untouched, HDL_MAX);
+    for (unsigned i = 0; i < BASE_NUM_REDOPS; i++)
+        assert_non_null(base_redop_name((enum hdl_redop)i));
     assert_string_equal(hdl_redop_name(HDL_PREMUL_SUM), "premul_sum");
     assert_string_equal(base_redop_name((enum hdl_redop) - 1), "unknown");
 }
