@@ -21,7 +21,7 @@
 /* Rounds of progress between two looks at the clock or two yields. A waiter spins for
  * spin_ns once; afterwards it offers its core between short looks, so that a peer that
  * shares the core can go on. */
-enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, MISSING_WORDS = 1024 };
+enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4 };
 enum { SMALL_BYTES = 8192 };
 
 #define TICK_NS (10 * BASE_NS_PER_MS)

@@ -25,7 +25,6 @@ enum moe_note {
     MOE_DROPPED = 2      /* nothing comes */
 };
 #define MOE_NOTE_MASK UINT64_C(3)
-#define MOE_STEP_MAX ((UINT64_C(1) << 46) - 1)
 
 static inline uint64_t moe_flag(uint64_t generation, uint64_t step)
 {

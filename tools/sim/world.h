@@ -37,7 +37,6 @@ enum sim_event_kind {
     EV_PUT,      /* a message of the data plane arrives */
     EV_CONTINUE, /* the process goes on after a stop */
     EV_FAULT,    /* of the world: x = number */
-    EV_SPAWN,    /* of the world: x = job rank to start a process for */
     EV_RESTART   /* of the world: the coordinator comes back */
 };
 
@@ -207,7 +206,6 @@ struct sim_world {
     int64_t data_scale; /* delay of data messages in eighths of a link's */
     int64_t faults_end;
     bool failed;
-    bool actions_busy;
 };
 
 /* queue.c */
