@@ -15,6 +15,12 @@ status=$?
 timeout 90 "$build/moe_processes"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
+timeout 120 "$build/moe_api" || exit 1
+if command -v compute-sanitizer >/dev/null; then
+    # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.
+    MOE_CHECK_MODE=0 timeout 300 compute-sanitizer --tool memcheck --error-exitcode 1 "$build/moe_check" 4 "$seed" || exit 1
+    MOE_CHECK_MODE=0 timeout 300 compute-sanitizer --tool racecheck --error-exitcode 1 "$build/moe_check" 1 "$seed" || exit 1
+fi
 timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1
 timeout 120 "$build/gpu_micro"
 status=$?

@@ -80,9 +80,9 @@ def named_dtype(name: str) -> DType:
     return found
 
 
-def _of_tensor(tensor: Any, write: bool) -> Data:
-    if tensor.device.type != "cpu":
-        raise TypeError(f"the tensor is on {tensor.device}, this takes memory of the CPU")
+def _of_tensor(tensor: Any, write: bool, device: str = "cpu") -> Data:
+    if tensor.device.type != device:
+        raise TypeError(f"the tensor is on {tensor.device}, this takes memory of {device}")
     if not tensor.is_contiguous():
         raise ValueError("the tensor is not contiguous")
     return Data(tensor.data_ptr(), tensor.numel(), named_dtype(str(tensor.dtype)), tuple(tensor.shape), tensor)
@@ -145,6 +145,22 @@ def data_of(source: Any, write: bool = False) -> Data:
     if hasattr(source, "__array_interface__"):
         return _of_array(source, write)
     return _of_buffer(source, write)
+
+
+def device_data_of(source: Any, write: bool = False) -> Data:
+    """The same for CUDA: a torch tensor, or anything with __cuda_array_interface__."""
+    if hasattr(source, "data_ptr"):
+        return _of_tensor(source, write, "cuda")
+    interface = getattr(source, "__cuda_array_interface__", None)
+    if interface is None:
+        raise TypeError(f"a {type(source).__name__} is no memory of a CUDA device")
+    if interface.get("strides") is not None:
+        raise ValueError("the array is not contiguous")
+    address, readonly = interface["data"]
+    if write and readonly:
+        raise ValueError("the array is read-only")
+    shape = tuple(interface["shape"])
+    return Data(address, math.prod(shape), named_dtype(str(source.dtype)), shape, source)
 
 
 def new_like(source: Any, shape: Sequence[int]) -> Any:

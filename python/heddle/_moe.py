@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from heddle import _abi, _error
-from heddle._abi import DType, MoeFormat, MoeLayout, MoeWire, Status, lib
-from heddle._data import data_of
+from heddle._abi import DType, MoeFormat, MoeLayout, MoeMemory, MoeProtocol, MoeWire, Status, lib
+from heddle._data import Data, data_of, device_data_of
 from heddle._group import int32s
 from heddle._object import Object, microseconds
 
@@ -28,6 +28,41 @@ def numpy_array(shape: tuple[int, ...], dtype: DType) -> Any:
 
     names = {DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.F32: "float32", DType.F16: "float16"}
     return numpy.empty(shape, dtype=_PLAIN_NUMPY.get(dtype) or names[dtype])
+
+
+def _torch_cuda() -> Any:
+    import torch  # CUDA arrays are its tensors, unless the caller brings others
+
+    return torch
+
+
+def cuda_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
+    """Uninitialised torch tensor on the current CUDA device."""
+    torch = _torch_cuda()
+    names = {
+        DType.I32: "int32",
+        DType.I64: "int64",
+        DType.U8: "uint8",
+        DType.F32: "float32",
+        DType.F16: "float16",
+        DType.BF16: "bfloat16",
+        DType.F8E4M3: "float8_e4m3fn",
+    }
+    return torch.empty(shape, dtype=getattr(torch, names[dtype]), device="cuda")
+
+
+class DeviceBytes:
+    """Bytes of device memory that an exchange owns, for torch.as_tensor and cupy.asarray."""
+
+    def __init__(self, exchange: Object, address: int, count: int) -> None:
+        self._exchange = exchange
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +85,8 @@ class Received:
 
     rows [out_rows, H], scales [out_rows, ceil(H/128)], counts [L], offsets [L+1], row_numbers, source_token
     [out_rows], ranges [L, S] (begin << 32 | count), local_ids and weights [out_rows, k], source_counts [S].
-    num_rows and num_pairs are filled by dispatch. Only rows that exist are written.
+    num_rows and num_pairs are filled by dispatch; on CUDA they are -1, and the two numbers go to totals, int64 [2].
+    Only rows that exist are written.
     """
 
     rows: Any
@@ -63,6 +99,7 @@ class Received:
     local_ids: Any = None
     weights: Any = None
     source_counts: Any = None
+    totals: Any = None
     num_rows: int = 0
     num_pairs: int = 0
 
@@ -97,6 +134,10 @@ class MoeOptions:
     expert_counts: Sequence[int] | None = None
     expert_ids: Sequence[int] | None = None
     timeout: float | None = None
+    memory: MoeMemory = MoeMemory.HOST
+    cuda_device: int = 0
+    cuda_blocks: int = 0
+    protocol: MoeProtocol = MoeProtocol.AUTO
 
     def struct(self) -> _abi.MoeOpts:
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -128,6 +169,10 @@ class Moe(Object):
     take part): then the entry is set to 0 and the call returns Status.INCOMPLETE. timeout: seconds to wait for
     a source (None: only a lost rank ends the wait).
 
+    With memory=MoeMemory.CUDA all arrays are CUDA tensors (or have __cuda_array_interface__), `active` too, and calls
+    only put their work into a stream: torch's current one, or `stream` (an integer, or an object with cuda_stream or
+    ptr). They can be captured into a graph. What is missing is found in active, missing and status().
+
     Raises heddle.Error: ECONFIG if options differ (naming field, values, ranks), EINVAL for a value out of range.
     """
 
@@ -147,6 +192,7 @@ class Moe(Object):
         #: Slots of the group (R), and ranks that give rows of their own (S).
         self.num_ranks: int = view.capacity
         self.num_sources = self.num_ranks // self.options.dp_size
+        self.on_device = self.options.memory == MoeMemory.CUDA
         self.sizes = self.options.sizes(self.num_ranks)
 
     @property
@@ -154,8 +200,9 @@ class Moe(Object):
         """L, experts of this rank."""
         return int(self.call(lib.hdl_moe_local_experts))
 
-    def new_received(self, allocate: Allocate = numpy_array) -> Received:
-        """Arrays for dispatch: all that the layout and the format have."""
+    def new_received(self, allocate: Allocate | None = None) -> Received:
+        """Arrays for dispatch: all that the layout and the format have. Default: numpy arrays, CUDA tensors."""
+        allocate = allocate or (cuda_tensor if self.on_device else numpy_array)
         o, local, rows = self.options, self.local_experts, self.sizes.out_rows
         indexed = o.layout in (MoeLayout.RANK_MAJOR, MoeLayout.INDEXED)
         row_dtype = DType.F8E4M3 if o.format != MoeFormat.PLAIN else o.dtype
@@ -179,7 +226,22 @@ class Moe(Object):
         if indexed:
             received.local_ids = allocate((rows, o.top_k), DType.I32)
             received.weights = allocate((rows, o.top_k), DType.F32)
+        if self.on_device:
+            received.totals = allocate((2,), DType.I64)
         return received
+
+    def _data(self, source: Any, write: bool = False) -> Data:
+        return device_data_of(source, write) if self.on_device else data_of(source, write)
+
+    def _stream(self, stream: Any) -> int | None:
+        """The stream of a call as the C interface takes it."""
+        if not self.on_device:
+            return None
+        if stream is None:
+            stream = _torch_cuda().cuda.current_stream(self.options.cuda_device)
+        if isinstance(stream, int):
+            return stream
+        return int(stream.cuda_stream if hasattr(stream, "cuda_stream") else stream.ptr)
 
     # ------------------------------------------------------------------- dispatch
 
@@ -192,26 +254,39 @@ class Moe(Object):
         scales: Any = None,
         active: Any = None,
         timeout: float | None = None,
+        stream: Any = None,
+        num_tokens_at: Any = None,
     ) -> tuple[Step, Status]:
         """rows [T, H], topk_ids [T, k] (int32 or int64, -1 = nothing), weights f32 [T, k] -> received.
 
-        scales: [T, ceil(H/128)] f32 (uint8 for UE8M0) of rows that are fp8 already. Raises InvalidError for an id
-        or a T out of range (naming values), heddle.Error with EPEER if another rank's arguments were refused.
+        scales: [T, ceil(H/128)] f32 (uint8 for UE8M0) of rows that are fp8 already. num_tokens_at (CUDA): int32 [1]
+        on the device with the number of tokens, at most T, which may change between replays of a graph.
+        Raises InvalidError for an id or a T out of range (naming values), heddle.Error with EPEER if another rank's
+        arguments were refused.
         """
-        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales)
-        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, step)
+        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales, num_tokens_at)
+        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, step, stream)
 
     def dispatch_send(
-        self, rows: Any, topk_ids: Any, weights: Any = None, scales: Any = None, active: Any = None
+        self,
+        rows: Any,
+        topk_ids: Any,
+        weights: Any = None,
+        scales: Any = None,
+        active: Any = None,
+        stream: Any = None,
+        num_tokens_at: Any = None,
     ) -> tuple[Step, Status]:
         """First half of dispatch: waits for nobody; the arrays may be reused when it returns."""
-        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales)
-        status = self._finish(lib.hdl_moe_dispatch_send, active, None, (tokens,), (step.struct,))
+        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales, num_tokens_at)
+        status = self._finish(lib.hdl_moe_dispatch_send, active, None, (tokens,), (step.struct,), stream)
         return step, status
 
-    def dispatch_recv(self, step: Step, received: Received, active: Any = None, timeout: float | None = None) -> Status:
+    def dispatch_recv(
+        self, step: Step, received: Received, active: Any = None, timeout: float | None = None, stream: Any = None
+    ) -> Status:
         """Second half of dispatch."""
-        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, None)
+        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, None, stream)
 
     def refuse(self) -> None:
         """A dispatch whose arguments are bad: this step is over on all ranks, the others get EPEER."""
@@ -223,11 +298,14 @@ class Moe(Object):
         try:
             return self._tokens(*arrays)
         except (TypeError, ValueError):
-            self.refuse()
+            if not self.on_device:
+                self.refuse()
             raise
 
-    def _tokens(self, rows: Any, topk_ids: Any, weights: Any, scales: Any) -> tuple[_abi.MoeTokens, Step]:
-        ids = data_of(topk_ids)
+    def _tokens(
+        self, rows: Any, topk_ids: Any, weights: Any, scales: Any, num_tokens_at: Any
+    ) -> tuple[_abi.MoeTokens, Step]:
+        ids = self._data(topk_ids)
         if ids.dtype not in (DType.I32, DType.I64):
             raise TypeError(f"topk_ids is {ids.dtype.name}, int32 or int64 is needed")
         if len(ids.shape) != 2 or ids.shape[1] != self.options.top_k:
@@ -241,12 +319,13 @@ class Moe(Object):
             ids_are_64=ids.dtype == DType.I64,
         )
         if scales is not None:
-            tokens.scales = data_of(scales).address
+            tokens.scales = self._data(scales).address
+        if num_tokens_at is not None:
+            tokens.num_tokens_at = self._address(num_tokens_at, DType.I32, 1, "num_tokens_at")
         return tokens, Step(count)
 
-    @staticmethod
-    def _address(array: Any, dtype: DType, count: int, what: str, write: bool = False) -> int:
-        data = data_of(array, write)
+    def _address(self, array: Any, dtype: DType, count: int, what: str, write: bool = False) -> int:
+        data = self._data(array, write)
         if data.dtype not in (dtype, _BITS.get(dtype)):
             raise TypeError(f"{what} is {data.dtype.name}, {dtype.name} is needed")
         if data.count != count:
@@ -261,15 +340,16 @@ class Moe(Object):
         before: tuple[Any, ...],
         received: Received,
         step: Step | None,
+        stream: Any,
     ) -> Status:
         struct = _abi.MoeReceived()
         for field in dataclasses.fields(Received)[:-2]:
             array = getattr(received, field.name)
             if array is not None:
-                setattr(struct, field.name, data_of(array, write=True).address)
+                setattr(struct, field.name, self._data(array, write=True).address)
         after = () if step is None else (step.struct,)
         try:
-            return self._finish(function, active, timeout, (*before, struct), after)
+            return self._finish(function, active, timeout, (*before, struct), after, stream)
         finally:
             received.num_rows, received.num_pairs = struct.num_rows, struct.num_pairs
 
@@ -280,8 +360,9 @@ class Moe(Object):
         timeout: float | None,
         before: tuple[Any, ...],
         after: tuple[Any, ...] = (),
+        stream: Any = None,
     ) -> Status:
-        call = _abi.MoeCall(timeout_us=microseconds(timeout))
+        call = _abi.MoeCall(timeout_us=microseconds(timeout), stream=self._stream(stream))
         if active is not None:
             call.active = self._address(active, DType.I32, self.num_ranks, "active", write=True)
         with self.lock:
@@ -303,6 +384,7 @@ class Moe(Object):
         missing: Any = None,
         active: Any = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Status:
         """Sums weight * expert output for every own token into out [T, H].
 
@@ -312,12 +394,14 @@ class Moe(Object):
         """
         outputs = self._outputs(rows, weights, step)
         result = self._result(out, bias, accumulate, missing, step)
-        return self._finish(lib.hdl_moe_combine, active, timeout, (step.struct, outputs, result))
+        return self._finish(lib.hdl_moe_combine, active, timeout, (step.struct, outputs, result), stream=stream)
 
-    def combine_send(self, step: Step, rows: Any, weights: Any = None, active: Any = None) -> Status:
+    def combine_send(
+        self, step: Step, rows: Any, weights: Any = None, active: Any = None, stream: Any = None
+    ) -> Status:
         """First half of combine: waits for nobody; the arrays may be reused when it returns."""
         outputs = self._outputs(rows, weights, step)
-        return self._finish(lib.hdl_moe_combine_send, active, None, (step.struct, outputs))
+        return self._finish(lib.hdl_moe_combine_send, active, None, (step.struct, outputs), stream=stream)
 
     def combine_recv(
         self,
@@ -328,13 +412,14 @@ class Moe(Object):
         missing: Any = None,
         active: Any = None,
         timeout: float | None = None,
+        stream: Any = None,
     ) -> Status:
         """Second half of combine."""
         result = self._result(out, bias, accumulate, missing, step)
-        return self._finish(lib.hdl_moe_combine_recv, active, timeout, (step.struct, result))
+        return self._finish(lib.hdl_moe_combine_recv, active, timeout, (step.struct, result), stream=stream)
 
     def _outputs(self, rows: Any, weights: Any, step: Step) -> _abi.MoeOutputs:
-        outputs = _abi.MoeOutputs(rows=data_of(rows).address)
+        outputs = _abi.MoeOutputs(rows=self._data(rows).address)
         if weights is not None:
             outputs.weights = self._address(weights, DType.F32, step.num_tokens * self.options.top_k, "weights")
         return outputs
@@ -350,13 +435,15 @@ class Moe(Object):
             result.missing = self._address(missing, DType.U8, step.num_tokens, "missing", write=True)
         return result
 
-    def next_combine_buffer(self, step: Step) -> memoryview:
+    def next_combine_buffer(self, step: Step) -> memoryview | DeviceBytes:
         """Registered memory shaped like the input of combine, as bytes: combine reads it in place.
 
         From dispatch_send to the end of that step's combine; do not use it after update() or close().
         """
         address = ctypes.c_void_p()
         _error.check(self.call(lib.hdl_moe_next_combine_buffer, step.struct, address))
+        if self.on_device:
+            return DeviceBytes(self, address.value or 0, self.sizes.combine_buffer_bytes)
         memory: Any = (ctypes.c_char * self.sizes.combine_buffer_bytes).from_address(address.value or 0)
         memory._exchange = self
         return memoryview(memory).cast("B")

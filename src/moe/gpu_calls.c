@@ -16,13 +16,11 @@ static enum hdl_status begin_call(struct hdl_moe *m, uint32_t phase,
         status = base_option_copy("hdl_moe_call", opts, &o, sizeof(o));
     if (status != HDL_OK)
         return status;
-    if (o.timeout_us < 0)
-        return base_fail(HDL_EINVAL, "timeout_us %lld", (long long)o.timeout_us);
     *call = (struct moe_gpu_call){
         .phase = phase,
         .active = o.active,
-        .timeout_ns = o.timeout_us < HDL_FOREVER / BASE_NS_PER_US
-                          ? (uint64_t)o.timeout_us * BASE_NS_PER_US
+        .timeout_ns = o.timeout_us > 0 && o.timeout_us < BASE_FOREVER / BASE_NS_PER_US
+                          ? (uint64_t)(o.timeout_us * BASE_NS_PER_US)
                           : 0,
         .stream = o.stream,
     };

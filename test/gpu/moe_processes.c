@@ -141,19 +141,9 @@ static bool serve(const int *sockets, uint32_t ranks)
     return true;
 }
 
-static int count_gpus(void)
-{
-    pid_t pid = fork(); /* the parent must not open the driver before it forks */
-    int status = 0;
-    if (pid == 0)
-        _exit(gpu_count());
-    waitpid(pid, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
-}
-
 int main(void)
 {
-    int sockets[MOE_GPU_MAX_RANKS], gpus = count_gpus(), bad = 0;
+    int sockets[MOE_GPU_MAX_RANKS], gpus = gpu_count_apart(), bad = 0;
     pid_t children[MOE_GPU_MAX_RANKS];
     if (gpus < 2) {
         printf("skipped: %d GPUs\n", gpus);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/dtype.h"
@@ -19,6 +20,16 @@ uint64_t gpu_random(uint64_t *state)
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
     return z ^ (z >> 31);
+}
+
+int gpu_count_apart(void)
+{
+    pid_t pid = fork();
+    int status = 0;
+    if (pid == 0)
+        _exit(gpu_count());
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 0;
 }
 
 static bool say(const char *what)
@@ -114,6 +125,7 @@ bool gpu_world_open(struct gpu_world *w, const struct hdl_moe_opts *opts, uint32
     w->bench = asked.bench;
     w->apart = asked.apart;
     w->only = asked.only;
+    w->adopted = asked.adopted;
     w->timeout_ns = 2000000000;
     for (uint32_t i = 0; i < ranks; i++)
         w->present[i] = 1;
@@ -134,7 +146,9 @@ bool gpu_world_open(struct gpu_world *w, const struct hdl_moe_opts *opts, uint32
                 return say("rank");
             continue;
         }
-        if (moe_gpu_create(&w->env, &o, &r->gpu) || gpu_enter(&r->gpu->device))
+        r->gpu = w->adopted;
+        if ((!r->gpu && moe_gpu_create(&w->env, &o, &r->gpu)) ||
+            gpu_enter(&r->gpu->device))
             return say("exchange");
         enum hdl_status s = gpu_check(
             r->gpu->device.driver->stream_create(&r->stream, GPU_STREAM_NON_BLOCKING, 0),
@@ -171,7 +185,8 @@ void gpu_world_close(struct gpu_world *w)
             r->gpu->device.driver->stream_destroy(r->stream);
             gpu_leave(&r->gpu->device);
         }
-        moe_gpu_destroy(r->gpu);
+        if (!w->adopted)
+            moe_gpu_destroy(r->gpu);
     }
     moe_config_free(&w->env, &w->config);
 }
@@ -410,7 +425,7 @@ static bool run_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t la
     return true;
 }
 
-static bool fetch(struct gpu_rank *r)
+bool gpu_world_fetch(struct gpu_rank *r)
 {
     bool ok = !gpu_enter(&r->gpu->device) &&
               !gpu_check(r->gpu->device.driver->stream_sync(r->stream), "step");
@@ -435,7 +450,7 @@ bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane
             return false;
     }
     for (uint32_t i = 0; i < w->ranks; i++)
-        if (w->rank[i].gpu && !fetch(&w->rank[i]))
+        if (w->rank[i].gpu && !gpu_world_fetch(&w->rank[i]))
             return say("step");
     return true;
 }

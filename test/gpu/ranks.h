@@ -77,6 +77,7 @@ struct gpu_world {
     bool bench; /* large buffers stay on the device, no comparison */
     bool apart; /* this process has the GPU of rank `only` alone, as device 0 */
     uint32_t only;
+    struct moe_gpu *adopted; /* with apart: that rank's, made and freed by the caller */
     /* Ranks that the oracle expects to take part. */
     int32_t present[MOE_GPU_MAX_RANKS];
     uint64_t timeout_ns;
@@ -84,6 +85,10 @@ struct gpu_world {
 };
 
 uint64_t gpu_random(uint64_t *state);
+
+/* Devices here, found by a child: a process that forks must not open the driver before.
+ */
+int gpu_count_apart(void);
 
 /* Makes an exchange of `ranks` ranks; rank r lives on device r % devices. False = said
  * why. */
@@ -101,6 +106,8 @@ struct moe_gpu_result gpu_result_of(const struct gpu_world *w, const struct gpu_
                                     const struct gpu_case *c);
 /* Runs one step on all ranks; false = said why. */
 bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane);
+/* Copies the outputs of a rank here; waits for its stream. */
+bool gpu_world_fetch(struct gpu_rank *r);
 /* Compares all outputs with the oracle, byte by byte. Number of buffers that differ. */
 int gpu_world_compare(struct gpu_world *w, const struct gpu_case *c);
 

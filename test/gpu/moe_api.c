@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public calls on GPUs, a process for each rank: graphs, masks, errors, a late rank,
+ * one that is killed and replaced. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "moe/gpu_link.h"
+#include "ranks.h"
+
+/*
+ * The parent never touches a GPU. Rank r sees one device alone, the last rank the first
+ * one. All ranks go through the same steps, most of them out of one captured graph, and
+ * compare all that was written with the oracle. In the end the last rank is killed while
+ * the others' kernels wait for it; a new process takes its place, and the old graphs of
+ * the others go on.
+ */
+enum { LIMIT_S = 100, SLEEP_US = 400000 };
+
+static struct {
+    uint32_t rank, ranks, last;
+    struct hdl_context *context;
+    struct hdl_group *group;
+    struct hdl_moe *moe;
+    struct gpu_world *w;
+    struct gpu_rank *r;
+    const struct gpu_driver *cu;
+    uint64_t active; /* on the device */
+    uint32_t seed;
+    int bad;
+} self;
+
+static _Noreturn void fail(int line, const char *what)
+{
+    fprintf(stderr, "moe_api.c:%d: rank %u: %s: %s\n", line, self.rank, what,
+            hdl_error_detail());
+    _exit(1);
+}
+
+#define CHECK(x)                                                                         \
+    do {                                                                                 \
+        if (!(x))                                                                        \
+            fail(__LINE__, #x);                                                          \
+    } while (0)
+#define OK(call) CHECK((call) == HDL_OK)
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void say(const char *what)
+{
+    if (self.rank == 0)
+        printf("  %s\n", what);
+    fflush(stdout);
+}
+
+static void meet(void)
+{
+    OK(hdl_barrier(self.group, NULL, NULL));
+}
+
+/* ----------------------------------------------------------------------------- steps */
+
+static struct gpu_case options(void)
+{
+    struct gpu_case c;
+    gpu_case_defaults(&c);
+    c.ranks = self.ranks;
+    c.opts.hidden = 512;
+    c.opts.max_tokens = 32;
+    c.opts.num_experts = (int32_t)self.ranks * 8;
+    c.opts.lanes = 2;
+    c.opts.memory = HDL_MOE_CUDA;
+    return c;
+}
+
+/* Odd seeds take T from the device, as graphs need it. */
+static struct gpu_case next_case(void)
+{
+    struct gpu_case c = options();
+    uint64_t random = self.seed;
+    c.seed = self.seed * 2 + 1;
+    self.seed++;
+    c.routing = (int)(self.seed % ROUTE_KINDS);
+    for (uint32_t r = 0; r < self.ranks; r++)
+        c.tokens[r] = (uint32_t)(gpu_random(&random) % 33);
+    return c;
+}
+
+static void set_active(const int32_t *active)
+{
+    CHECK(!self.cu->copy_in(self.active, active, self.ranks * sizeof(int32_t)));
+    CHECK(!self.cu->stream_sync(NULL));
+}
+
+static void get_active(int32_t *active)
+{
+    CHECK(!self.cu->copy_out(active, self.active, self.ranks * sizeof(int32_t)));
+}
+
+struct arguments {
+    struct hdl_moe_tokens tokens;
+    struct hdl_moe_received received;
+    struct hdl_moe_outputs outputs;
+    struct hdl_moe_result result;
+    struct hdl_moe_call call;
+};
+
+static struct arguments arguments_of(const struct gpu_case *c, int64_t timeout_us)
+{
+    struct moe_gpu_tokens t = gpu_tokens_of(self.r, c, self.rank);
+    struct moe_gpu_received d = gpu_received_of(self.w, self.r);
+    struct moe_gpu_result o = gpu_result_of(self.w, self.r, c);
+    struct arguments a = {
+        .tokens = {.size = sizeof(a.tokens),
+                   .rows = t.rows,
+                   .topk_ids = t.ids,
+                   .weights = t.weights,
+                   .num_tokens = t.num_tokens,
+                   .num_tokens_at = t.num_tokens_at},
+        .received = {.size = sizeof(a.received),
+                     .rows = d.rows,
+                     .scales = d.scales,
+                     .counts = d.counts,
+                     .source_token = d.source_token,
+                     .ranges = d.ranges,
+                     .source_counts = d.source_counts,
+                     .totals = d.totals},
+        .outputs = {.size = sizeof(a.outputs), .rows = o.expert_out},
+        .result = {.size = sizeof(a.result), .rows = o.rows, .missing = o.missing},
+        .call = {.size = sizeof(a.call),
+                 .active = (int32_t *)self.active,
+                 .timeout_us = timeout_us,
+                 .stream = self.r->stream}};
+    return a;
+}
+
+static void fused(const struct gpu_case *c, int64_t timeout_us)
+{
+    struct arguments a = arguments_of(c, timeout_us);
+    struct hdl_moe_handle handle;
+    OK(hdl_moe_dispatch(self.moe, &a.tokens, &a.received, &a.call, &handle));
+    OK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call));
+    CHECK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call) ==
+          HDL_ESTALE);
+}
+
+static void split(const struct gpu_case *c)
+{
+    struct arguments a = arguments_of(c, 0);
+    struct hdl_moe_handle handle;
+    OK(hdl_moe_dispatch_send(self.moe, &a.tokens, &a.call, &handle));
+    CHECK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call) ==
+          HDL_EINVAL);
+    OK(hdl_moe_dispatch_recv(self.moe, &handle, &a.received, &a.call));
+    OK(hdl_moe_combine_send(self.moe, &handle, &a.outputs, &a.call));
+    OK(hdl_moe_combine_recv(self.moe, &handle, &a.result, &a.call));
+}
+
+static struct gpu_graph_exec *capture(void)
+{
+    struct gpu_case c = next_case();
+    struct gpu_graph *graph;
+    struct gpu_graph_exec *exec;
+    CHECK(!self.cu->capture_begin(self.r->stream, GPU_CAPTURE_THREAD));
+    fused(&c, 0);
+    CHECK(!self.cu->capture_end(self.r->stream, &graph));
+    CHECK(!self.cu->graph_instantiate(&exec, graph, 0));
+    self.cu->graph_destroy(graph);
+    return exec;
+}
+
+/* What the oracle expects of a step in which `without` (or nobody: ranks) is masked. */
+static void compare(const struct gpu_case *c, uint32_t without)
+{
+    for (uint32_t r = 0; r < self.ranks; r++)
+        self.w->present[r] = r != without;
+    CHECK(gpu_world_fetch(self.r));
+    int bad = gpu_world_compare(self.w, c);
+    if (bad)
+        fprintf(stderr, "rank %u: %d buffers differ, seed %u\n", self.rank, bad, c->seed);
+    self.bad += bad != 0;
+}
+
+static void begin(const struct gpu_case *c, uint32_t without)
+{
+    int32_t active[MOE_GPU_MAX_RANKS];
+    for (uint32_t r = 0; r < self.ranks; r++)
+        active[r] = r != without || r == self.rank;
+    CHECK(gpu_world_fill(self.w, c));
+    set_active(active);
+    meet();
+}
+
+static void replay(struct gpu_graph_exec *exec, uint32_t without)
+{
+    struct gpu_case c = next_case();
+    begin(&c, without);
+    CHECK(!self.cu->graph_launch(exec, self.r->stream));
+    if (self.rank == without)
+        CHECK(gpu_world_fetch(self.r)); /* others masked it: its sums lack theirs */
+    else
+        compare(&c, without);
+}
+
+/* ----------------------------------------------------------------------------- parts */
+
+static void plain_steps(int count)
+{
+    for (int i = 0; i < count; i++) {
+        struct gpu_case c = next_case();
+        begin(&c, self.ranks);
+        if (i % 2)
+            split(&c);
+        else
+            fused(&c, 0);
+        compare(&c, self.ranks);
+    }
+}
+
+/* An expert that does not exist counts as none; the next dispatch tells of it once. */
+static void wrong_id(void)
+{
+    struct gpu_case c = next_case();
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    c.seed &= ~1u;
+    c.ids_are_64 = false;
+    c.tokens[0] = 8;
+    int32_t wrong = c.opts.num_experts + 5;
+    begin(&c, self.ranks);
+    if (self.rank == 0) {
+        self.r->ids64[5 * 8 + 2] = -1;
+        CHECK(!self.cu->copy_in(self.r->buffer[BUF_IDS].device + (5 * 8 + 2) * 4, &wrong,
+                                sizeof(wrong)));
+        CHECK(!self.cu->stream_sync(NULL));
+    }
+    self.w->rank[0].ids64[5 * 8 + 2] = -1;
+    fused(&c, 0);
+    compare(&c, self.ranks);
+    c = next_case();
+    begin(&c, self.ranks);
+    if (self.rank == 0) {
+        struct arguments a = arguments_of(&c, 0);
+        struct hdl_moe_handle handle;
+        CHECK(hdl_moe_dispatch(self.moe, &a.tokens, &a.received, &a.call, &handle) ==
+              HDL_EINVAL);
+        CHECK(strstr(hdl_error_detail(), "token 5 position 2"));
+        OK(hdl_moe_status(self.moe, &state));
+        CHECK(state.error_token == 5 && state.error_position == 2 &&
+              state.error_value == wrong && state.last_error == HDL_EINVAL);
+    }
+    fused(&c, 0);
+    compare(&c, self.ranks);
+}
+
+/* The last rank comes too late for the others, which go on; then all are right again. */
+static void late_rank(void)
+{
+    struct gpu_case c = next_case();
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    int32_t active[MOE_GPU_MAX_RANKS];
+    begin(&c, self.ranks);
+    if (self.rank == self.last)
+        usleep(SLEEP_US);
+    fused(&c, self.rank == self.last ? 0 : SLEEP_US / 4);
+    if (self.rank != self.last) {
+        compare(&c, self.last);
+        get_active(active);
+        CHECK(active[self.last] == 0 && active[0] == 1);
+        OK(hdl_moe_status(self.moe, &state));
+        CHECK(state.incomplete_calls >= 1);
+    } else {
+        CHECK(gpu_world_fetch(self.r));
+    }
+}
+
+/* The last rank dies while the others wait for it without a deadline, in a graph. */
+static void killed(struct gpu_graph_exec *exec)
+{
+    struct gpu_case c = next_case();
+    int32_t active[MOE_GPU_MAX_RANKS];
+    begin(&c, self.ranks);
+    if (self.rank == self.last)
+        kill(getpid(), SIGKILL);
+    double start = now_s();
+    CHECK(!self.cu->graph_launch(exec, self.r->stream));
+    compare(&c, self.last);
+    double took = now_s() - start;
+    get_active(active);
+    CHECK(active[self.last] == 0);
+    if (self.rank == 0)
+        printf("  step ended %.1f ms after it began, with rank %u killed\n", took * 1e3,
+               self.last);
+}
+
+static void replaced(void)
+{
+    const int32_t last = (int32_t)self.last;
+    OK(hdl_group_admit(self.group, &last, 1, 60000000, NULL));
+    OK(hdl_moe_update(self.moe, NULL, NULL));
+}
+
+/* ------------------------------------------------------------------------------ ranks */
+
+static void open_rank(bool joins)
+{
+    struct gpu_case c = options();
+    struct hdl_group_opts g = {
+        .size = sizeof(g), .join = joins, .rank = (int32_t)self.rank};
+    OK(hdl_context_create(NULL, &self.context));
+    OK(hdl_group_create(self.context, &g, &self.group));
+    if (joins)
+        OK(hdl_group_join(self.group, 60000000, NULL));
+    OK(hdl_moe_create(self.group, &c.opts, &self.moe));
+    self.w = calloc(1, sizeof(*self.w));
+    self.w->apart = true;
+    self.w->only = self.rank;
+    self.w->adopted = self.moe->link->gpu;
+    CHECK(gpu_world_open(self.w, &c.opts, self.ranks, 1, 0));
+    self.r = &self.w->rank[self.rank];
+    self.cu = self.r->gpu->device.driver;
+    OK(gpu_alloc(&self.r->gpu->device, MOE_GPU_MAX_RANKS * 4, &self.active));
+    OK(gpu_enter(&self.r->gpu->device)); /* for the calls of this file */
+}
+
+static int close_rank(void)
+{
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    OK(hdl_moe_status(self.moe, &state));
+    CHECK(state.generation == 2 && state.failed_steps <= 1);
+    meet();
+    gpu_leave(&self.r->gpu->device);
+    gpu_free(&self.r->gpu->device, self.active);
+    gpu_world_close(self.w);
+    hdl_moe_destroy(self.moe);
+    hdl_group_destroy(self.group);
+    hdl_context_destroy(self.context);
+    return self.bad != 0;
+}
+
+static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
+{
+    char text[16];
+    snprintf(text, sizeof(text), "%d", (gpus - 1) - (int)rank % gpus);
+    setenv("CUDA_VISIBLE_DEVICES", text, 1);
+    snprintf(text, sizeof(text), "%u", rank);
+    setenv("RANK", text, 1);
+    alarm(LIMIT_S);
+    self.rank = rank;
+    self.ranks = ranks;
+    self.last = ranks - 1;
+    open_rank(joins);
+    struct gpu_graph_exec *old = joins ? NULL : capture(), *fresh;
+    if (!joins) {
+        say("captured");
+        for (int i = 0; i < 20; i++)
+            replay(old, i % 5 == 3 ? self.last : ranks);
+        say("replayed with changing routing, tokens and masks");
+        plain_steps(8);
+        say("whole and in phases, on both lanes");
+        wrong_id();
+        say("a wrong id told");
+        late_rank();
+        plain_steps(4);
+        say("a late rank passed over and taken back");
+        killed(old);
+        replaced();
+        say("replaced");
+    }
+    self.seed = 1000;
+    fresh = capture();
+    for (int i = 0; i < 10; i++)
+        replay(old && i % 2 ? old : fresh, ranks);
+    say("graphs from before and after, with the new process");
+    plain_steps(8);
+    self.cu->graph_exec_destroy(fresh);
+    if (old)
+        self.cu->graph_exec_destroy(old);
+    return close_rank();
+}
+
+static pid_t start(uint32_t rank, uint32_t ranks, int gpus, bool joins)
+{
+    pid_t pid = fork();
+    if (pid == 0)
+        exit(run_rank(rank, ranks, gpus, joins));
+    return pid;
+}
+
+static void set_job(uint32_t ranks)
+{
+    char text[80];
+    snprintf(text, sizeof(text), "%u", ranks);
+    setenv("WORLD_SIZE", text, 1);
+    snprintf(text, sizeof(text), "127.0.0.1:%d", 20000 + getpid() % 20000);
+    setenv("HEDDLE_COORDINATOR", text, 1);
+    memset(text, '7', 64);
+    text[64] = 0;
+    setenv("HEDDLE_TOKEN", text, 1);
+    setenv("HEDDLE_INTERFACE", "lo", 1);
+}
+
+int main(void)
+{
+    int gpus = gpu_count_apart(), bad = 0;
+    if (gpus == 0) {
+        printf("skipped: no GPU\n");
+        return 77;
+    }
+    uint32_t ranks = gpus < 2 ? 2 : gpus > 8 ? 8 : (uint32_t)gpus;
+    pid_t children[8];
+    set_job(ranks);
+    for (uint32_t r = 0; r < ranks; r++)
+        children[r] = start(r, ranks, gpus, false);
+    int status = 0;
+    waitpid(children[ranks - 1], &status, 0);
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        children[ranks - 1] = start(ranks - 1, ranks, gpus, true);
+    else
+        bad = 1;
+    for (uint32_t r = 0; r < ranks; r++) {
+        status = 1;
+        waitpid(children[r], &status, 0);
+        bad += status != 0;
+    }
+    printf("public calls, %u processes on %d GPUs: %d ranks wrong\n", ranks, gpus, bad);
+    return bad != 0;
+}
