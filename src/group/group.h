@@ -106,7 +106,7 @@ struct hdl_group {
     /* read by every operation */
     uint64_t magic;
     struct group_engine *engine;
-    const struct group_path *path;
+    _Atomic(const struct group_path *) path; /* also read by threads without the lock */
     uint32_t rank;
     uint32_t capacity;
     _Atomic(struct group_view *) view;       /* newest, never NULL */

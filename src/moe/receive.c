@@ -80,8 +80,29 @@ static void wait_for_headers(struct hdl_moe *m, struct moe_lane *lane,
     }
 }
 
+/* Is what was read in the source's arena of this step? Its owner may have gone on to the
+ * next step in this half, and left this rank behind. */
+static bool is_of_step(const struct hdl_moe *m, const struct moe_lane *lane,
+                       uint32_t rank)
+{
+    if (!moe_mapped(m, rank))
+        return true;
+    atomic_thread_fence(memory_order_acquire);
+    return atomic_load_explicit(&moe_line(m, lane->half, rank)->begun,
+                                memory_order_relaxed) == lane->flag;
+}
+
+static void lose_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank,
+                        struct moe_call *call)
+{
+    m->stale_drops++;
+    lane->source[rank].state = MOE_SOURCE_LOST;
+    moe_call_lose(m, call, rank);
+}
+
 /* Headers of sources that refused: the step is over. */
-static enum hdl_status check_refusals(struct hdl_moe *m, struct moe_lane *lane)
+static enum hdl_status check_refusals(struct hdl_moe *m, struct moe_lane *lane,
+                                      struct moe_call *call)
 {
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         const struct moe_header_line *line = moe_line(m, lane->half, r);
@@ -89,6 +110,10 @@ static enum hdl_status check_refusals(struct hdl_moe *m, struct moe_lane *lane)
         if (lane->source[r].state != MOE_SOURCE_CAME || line->refusal == MOE_ACCEPTED)
             continue;
         moe_refusal_text(line->refusal, line->value, text, sizeof(text));
+        if (!is_of_step(m, lane, r)) {
+            lose_source(m, lane, r, call);
+            continue;
+        }
         m->last_error = HDL_EPEER;
         m->error[0] = m->error[1] = m->error[2] = -1;
         moe_step_fail(m, lane);
@@ -256,22 +281,15 @@ static void take_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank,
     bool there = s->state == MOE_SOURCE_CAME;
     for (uint32_t i = 0; there && i < s->count; i++)
         deliver(m, lane, rank, &lane->items[s->first + i], out);
-    if (there && moe_mapped(m, rank)) {
-        atomic_thread_fence(memory_order_acquire);
-        there = atomic_load_explicit(&moe_line(m, lane->half, rank)->begun,
-                                     memory_order_relaxed) == lane->flag;
-    }
-    if (there) {
+    if (there && is_of_step(m, lane, rank)) {
         s->state = MOE_SOURCE_TAKEN;
         if (rank != m->peers->self)
             m->bytes_received[rank] += s->count * m->config.layout.row_bytes;
         return;
     }
-    m->stale_drops++;
-    s->state = MOE_SOURCE_LOST;
     for (uint32_t i = 0; i < s->count; i++)
         deliver_nothing(m, lane, &lane->items[s->first + i], out);
-    moe_call_lose(m, call, rank);
+    lose_source(m, lane, rank, call);
 }
 
 static void take_rows(struct hdl_moe *m, struct moe_lane *lane,
@@ -315,7 +333,7 @@ enum hdl_status moe_dispatch_finish(struct hdl_moe *m, struct moe_lane *lane,
     wait_for_headers(m, lane, call);
     enum hdl_status status = m->peers->ops->check(m->peers);
     if (status == HDL_OK)
-        status = check_refusals(m, lane);
+        status = check_refusals(m, lane, call);
     if (status != HDL_OK)
         return status;
     out->num_rows = out->num_pairs = 0;

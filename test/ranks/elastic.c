@@ -401,8 +401,8 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "grow";
     /* A replacement may be faster than the end of its predecessor. */
     rank_await_cont(false);
-    member_begin(NULL,
-                 strncmp(mode, "replacement", 11) == 0 || strcmp(mode, "passer") == 0);
+    member_begin(NULL, strncmp(mode, "replacement", 11) == 0 ||
+                           strncmp(mode, "passer", 6) == 0);
     if (strcmp(mode, "grow") == 0)
         grow();
     else if (strcmp(mode, "together") == 0)

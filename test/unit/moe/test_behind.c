@@ -16,6 +16,7 @@ enum { HIDDEN = 4, TOKENS = 2 };
 static struct crowd *c;
 static struct moe_peers_ops slow_ops;
 static uint32_t later_tokens; /* of the source, in the steps that the slow rank misses */
+static bool refuses;          /* the last of them */
 static struct hdl_moe_handle first;
 static float sent[TOKENS * HIDDEN], got[2][4 * TOKENS * HIDDEN], sums[TOKENS * HIDDEN];
 static int32_t counts[2][1], source_token[2][2 * TOKENS];
@@ -62,14 +63,17 @@ static enum hdl_status run_ahead(struct moe_peers *peers)
     for (int i = 0; i < 2; i++) {
         struct hdl_moe_handle handle;
         const struct hdl_moe_tokens tokens = tokens_of(later_tokens);
+        bool bad = refuses && i == 1;
+        ids[0] = bad ? 99 : 0;
         assert_int_equal(hdl_moe_dispatch_send(c->rank[1].moe, &tokens, NULL, &handle),
-                         HDL_OK);
-        finish(&handle);
+                         bad ? HDL_EINVAL : HDL_OK);
+        if (!bad)
+            finish(&handle);
     }
     return HDL_OK;
 }
 
-static void leave_behind(uint32_t later)
+static void leave_behind(uint32_t later, bool refusal)
 {
     const struct hdl_moe_opts opts = {.size = sizeof(opts),
                                       .num_experts = 2,
@@ -85,6 +89,8 @@ static void leave_behind(uint32_t later)
     struct hdl_moe_handle handle;
     c = crowd_create(2, CROWD_MAPPED, &opts, 0);
     later_tokens = later;
+    refuses = refusal;
+    ids[0] = 0;
     slow_ops = *c->rank[0].moe->peers->ops;
     slow_ops.check = run_ahead;
     assert_int_equal(hdl_moe_dispatch_send(c->rank[1].moe, &tokens, NULL, &first),
@@ -100,13 +106,18 @@ static void leave_behind(uint32_t later)
 
 static void test_header_without_tokens(void **state)
 {
-    leave_behind(0);
+    leave_behind(0, false);
 }
 
 static void test_header_with_tokens(void **state)
 {
-    leave_behind(1);
-    leave_behind(TOKENS);
+    leave_behind(1, false);
+    leave_behind(TOKENS, false);
+}
+
+static void test_refusal(void **state)
+{
+    leave_behind(1, true);
 }
 
 int main(void)
@@ -114,6 +125,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_header_without_tokens),
         cmocka_unit_test(test_header_with_tokens),
+        cmocka_unit_test(test_refusal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
