@@ -15,27 +15,16 @@ enum { PAGE = 4096 };
 #define OWN_HOST UINT32_MAX
 #define NO_HOST (UINT32_MAX - 1)
 
-static bool area(size_t *end, size_t count, size_t size, size_t *offset)
-{
-    size_t bytes, next;
-    if (!base_mul_size(count, size, &bytes) || !base_add_size(*end, bytes, &next) ||
-        !base_align_up(next, PAGE, &next))
-        return false;
-    *offset = *end;
-    *end = next;
-    return true;
-}
-
 static bool shape_init(struct messaged_shape *shape, uint32_t window_chunks,
                        size_t chunk_bytes)
 {
     size_t end = PAGE;
-    if (!area(&end, window_chunks, sizeof(struct group_slot), &shape->slots) ||
-        !area(&end, window_chunks, chunk_bytes, &shape->data) ||
-        !area(&end, window_chunks, chunk_bytes, &shape->pieces) ||
-        !area(&end, 1, sizeof(struct group_intake), &shape->intake) ||
-        !area(&end, GROUP_CELLS, sizeof(struct group_cell), &shape->cells) ||
-        !area(&end, GROUP_FRAGMENTS, GROUP_FRAGMENT_BYTES, &shape->bulk))
+    if (!group_area(&end, window_chunks, sizeof(struct group_slot), &shape->slots) ||
+        !group_area(&end, window_chunks, chunk_bytes, &shape->data) ||
+        !group_area(&end, window_chunks, chunk_bytes, &shape->pieces) ||
+        !group_area(&end, 1, sizeof(struct group_intake), &shape->intake) ||
+        !group_area(&end, GROUP_CELLS, sizeof(struct group_cell), &shape->cells) ||
+        !group_area(&end, GROUP_FRAGMENTS, GROUP_FRAGMENT_BYTES, &shape->bulk))
         return false;
     shape->bytes = end;
     return true;

@@ -10,8 +10,7 @@
 enum { PAGE = 4096, WINDOW_CHUNKS_MAX = 1024 };
 #define CHUNK_BYTES_MAX ((size_t)1 << 30)
 
-/* Puts an area of count * size bytes behind *end and moves *end to its last page. */
-static bool area(size_t *end, size_t count, size_t size, size_t *offset)
+bool group_area(size_t *end, size_t count, size_t size, size_t *offset)
 {
     size_t bytes, next;
     if (!base_mul_size(count, size, &bytes) || !base_add_size(*end, bytes, &next) ||
@@ -43,13 +42,14 @@ enum hdl_status group_shape_init(struct group_shape *shape, uint32_t capacity,
                             .chunk_bytes = chunk_bytes,
                             .messaged_bytes = messaged_bytes};
     size_t end = PAGE;
-    if (!area(&end, window_chunks, sizeof(struct group_slot), &s.slots) ||
-        !area(&end, window_chunks, chunk_bytes, &s.data) ||
-        !area(&end, window_chunks, chunk_bytes, &s.pieces) ||
-        !area(&end, capacity, sizeof(struct group_intake), &s.intake) ||
-        !area(&end, capacity, GROUP_CELLS * sizeof(struct group_cell), &s.cells) ||
-        !area(&end, capacity, (size_t)GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES, &s.bulk) ||
-        !area(&end, 1, messaged_bytes, &s.messaged))
+    if (!group_area(&end, window_chunks, sizeof(struct group_slot), &s.slots) ||
+        !group_area(&end, window_chunks, chunk_bytes, &s.data) ||
+        !group_area(&end, window_chunks, chunk_bytes, &s.pieces) ||
+        !group_area(&end, capacity, sizeof(struct group_intake), &s.intake) ||
+        !group_area(&end, capacity, GROUP_CELLS * sizeof(struct group_cell), &s.cells) ||
+        !group_area(&end, capacity, (size_t)GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES,
+                    &s.bulk) ||
+        !group_area(&end, 1, messaged_bytes, &s.messaged))
         return base_fail(HDL_EINVAL,
                          "a segment of %u slots with %u chunks of %zu is too large",
                          capacity, window_chunks, chunk_bytes);

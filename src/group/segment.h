@@ -6,6 +6,7 @@
 #include <assert.h>
 #include <stdalign.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -161,6 +162,9 @@ struct group_shape {
     size_t bytes;
 };
 
+/* Puts an area of count * size bytes behind *end and moves *end to its last page; false
+ * if that overflows. */
+bool group_area(size_t *end, size_t count, size_t size, size_t *offset);
 /* Fills the offsets. HDL_EINVAL: parameters out of range or the size overflows. */
 enum hdl_status group_shape_init(struct group_shape *shape, uint32_t capacity,
                                  uint32_t window_chunks, size_t chunk_bytes,

@@ -220,13 +220,9 @@ enum hdl_status host_boot_find(struct base_env *env, const struct host_opts *opt
 /* -errno or a listening socket in the fork table; fills the port that was given. */
 static int listen_at(struct sockaddr_storage *address)
 {
-    host_fork_hold();
-    int fd = host_fork_keep(
-        socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    int error = errno;
-    host_fork_release();
+    int fd = host_fork_socket(address->ss_family);
     if (fd < 0)
-        return -error;
+        return fd;
     int yes = 1;
     socklen_t size = sizeof(*address);
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
@@ -234,7 +230,7 @@ static int listen_at(struct sockaddr_storage *address)
         listen(fd, SOMAXCONN) == 0 &&
         getsockname(fd, (struct sockaddr *)address, &size) == 0)
         return fd;
-    error = errno;
+    int error = errno;
     host_fork_close(fd);
     return -error;
 }

@@ -82,19 +82,15 @@ static void pause_probe(struct host_probe *probe, enum host_refusal why)
 /* A socket on its way to the address; -errno. */
 static int start_connect(const struct sockaddr_storage *address)
 {
-    host_fork_hold();
-    int fd = host_fork_keep(
-        socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    int error = errno;
-    host_fork_release();
+    int fd = host_fork_socket(address->ss_family);
     if (fd < 0)
-        return -error;
+        return fd;
     int yes = 1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
     if (connect(fd, (const struct sockaddr *)address, host_address_size(address)) == 0 ||
         errno == EINPROGRESS || errno == EINTR)
         return fd;
-    error = errno;
+    int error = errno;
     host_fork_close(fd);
     return -error;
 }

@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 /* Of the process, not of a context: it must be reachable from a handler without argument.
@@ -76,6 +77,25 @@ int host_fork_keep(int fd)
     (void)close(fd);
     errno = ENOMEM;
     return -1;
+}
+
+int host_fork_socket(int family)
+{
+    host_fork_hold();
+    int fd =
+        host_fork_keep(socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    int error = errno;
+    host_fork_release();
+    return fd < 0 ? -error : fd;
+}
+
+int host_fork_accept(int listener)
+{
+    host_fork_hold();
+    int fd = host_fork_keep(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    int error = errno;
+    host_fork_release();
+    return fd < 0 ? -error : fd;
 }
 
 static void forget_locked(int fd)

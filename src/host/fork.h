@@ -21,6 +21,9 @@ void host_fork_hold(void);
 void host_fork_release(void);
 /* Under hold. fd < 0 is passed through. On failure fd is closed. */
 int host_fork_keep(int fd);
+/* A stream socket that does not block, or a connection of one, in the table; -errno. */
+int host_fork_socket(int family);
+int host_fork_accept(int listener);
 /* The same for a descriptor that belongs to a library: it stays open on failure. */
 enum hdl_status host_fork_note(int fd);
 /* Takes it out of the table and closes it; not under hold. fd < 0 is ignored. */

@@ -228,11 +228,7 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
     struct host_hub *hub = poll->data;
     (void)events;
     while (status == 0) {
-        host_fork_hold();
-        int fd = host_fork_keep(
-            accept4(hub->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        int error = errno;
-        host_fork_release();
+        int fd = host_fork_accept(hub->listen_fd), error = -fd;
         if (fd >= 0) {
             accept_one(hub, fd);
             continue;

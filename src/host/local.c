@@ -49,19 +49,9 @@ bool host_local_same_user(int fd)
            peer.uid == geteuid();
 }
 
-static int new_socket(void)
-{
-    host_fork_hold();
-    int fd =
-        host_fork_keep(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    int error = errno;
-    host_fork_release();
-    return fd < 0 ? -error : fd;
-}
-
 int host_local_connect(const char *name)
 {
-    int fd = new_socket();
+    int fd = host_fork_socket(AF_UNIX);
     if (fd < 0)
         return fd;
     struct sockaddr_un addr;
@@ -205,11 +195,7 @@ static void on_acceptable(uv_poll_t *poll, int status, int events)
     struct host *host = poll->data;
     (void)events;
     while (status == 0) {
-        host_fork_hold();
-        int fd = host_fork_keep(
-            accept4(host->local_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        int error = errno;
-        host_fork_release();
+        int fd = host_fork_accept(host->local_fd), error = -fd;
         struct host_conn *conn;
         if (fd >= 0 && host_local_same_user(fd)) {
             (void)host_conn_create(host, fd, &local_ops, 0, false, NULL, &conn);
@@ -262,7 +248,7 @@ enum hdl_status host_local_open(struct host *host)
         return status;
     (void)strcpy(host->identity.socket_name, "heddle-");
     base_format_hex(random, sizeof(random), host->identity.socket_name + 7);
-    int fd = new_socket();
+    int fd = host_fork_socket(AF_UNIX);
     if (fd < 0)
         return base_fail_errno(HDL_ESYSTEM, -fd, "cannot make a unix socket");
     struct sockaddr_un addr;

@@ -144,33 +144,24 @@ static void *other_user(void *argument)
     return argument;
 }
 
-static void sums(int count)
-{
-    for (int i = 0; i < count; i++) {
-        int32_t one = 1;
-        CHECK_OK(hdl_allreduce(self.group, &one, &one, 1, HDL_I32, HDL_SUM, NULL, NULL));
-        CHECK(one == self.size, "sum %d", one);
-    }
-}
-
 int main(void)
 {
     pthread_t thread;
     rank_join(&self);
-    sums(10);
+    rank_sums(&self, 10);
     find_listeners();
     CHECK(num_listeners > 0 && (self.rank != 0 || num_tcp > 0),
           "%d listening sockets, %d of TCP", num_listeners, num_tcp);
     CHECK(pthread_create(&thread, NULL, strangers, NULL) == 0, "no thread");
     for (int i = 0; i < 200; i++) {
-        sums(10);
+        rank_sums(&self, 10);
         rank_sleep_ms(2);
     }
     CHECK(pthread_join(thread, NULL) == 0, "no join");
     flood();
     if (geteuid() == 0)
         other_user(NULL);
-    sums(100);
+    rank_sums(&self, 100);
     /* A group can be made while strangers are about. */
     CHECK(pthread_create(&thread, NULL, strangers, NULL) == 0, "no thread");
     struct hdl_group *more = rank_group(self.context, "more");
@@ -183,7 +174,7 @@ int main(void)
     CHECK_OK(hdl_group_view(self.group, &view));
     CHECK(self.rank != 0 || stats.refused_frames > 0, "no refusal was counted");
     CHECK(view.num_absent == 0 && view.num_active == self.size, "somebody was lost");
-    sums(10);
+    rank_sums(&self, 10);
     rank_leave(&self);
     return 0;
 }

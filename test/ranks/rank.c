@@ -85,6 +85,15 @@ void rank_leave(struct rank *rank)
     hdl_context_destroy(rank->context);
 }
 
+void rank_sums(const struct rank *rank, int count)
+{
+    for (int i = 0; i < count; i++) {
+        int32_t one = 1;
+        CHECK_OK(hdl_allreduce(rank->group, &one, &one, 1, HDL_I32, HDL_SUM, NULL, NULL));
+        CHECK(one == rank->size, "sum %d", one);
+    }
+}
+
 void rank_check_failed(int lost)
 {
     uint64_t mask = 0;

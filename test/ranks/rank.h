@@ -54,6 +54,8 @@ int rank_env(const char *name);
 struct hdl_context *rank_context(int rank, int size);
 struct hdl_group *rank_group(struct hdl_context *context, const char *name);
 
+/* All ranks add up ones, `count` times. */
+void rank_sums(const struct rank *rank, int count);
 /* The failed set of the last blocking operation is exactly {lost} (-1 = empty). */
 void rank_check_failed(int lost);
 /* One line on stdout at once, for the runner's hooks. */

@@ -31,24 +31,15 @@ static int cut(void)
     return cuts;
 }
 
-static void sums(int count)
-{
-    for (int i = 0; i < count; i++) {
-        int32_t one = 1;
-        CHECK_OK(hdl_allreduce(self.group, &one, &one, 1, HDL_I32, HDL_SUM, NULL, NULL));
-        CHECK(one == self.size, "sum %d", one);
-    }
-}
-
 int main(void)
 {
     rank_join(&self);
-    sums(10);
+    rank_sums(&self, 10);
     if (self.rank == 1)
         CHECK(cut() > 0, "no connection to cut");
-    sums(1000);
+    rank_sums(&self, 1000);
     rank_sleep_ms(1500);
-    sums(1000);
+    rank_sums(&self, 1000);
     struct hdl_group_stats stats = {.size = sizeof(stats)};
     struct hdl_view view = {0};
     CHECK_OK(hdl_group_stats(self.group, &stats));
