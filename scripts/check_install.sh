@@ -11,7 +11,7 @@ build_in "$folder" -Dwerror=true -Dbuildtype=release -Dtests=false -Dcuda=disabl
 rm -rf "$root"
 meson install -C "$folder" --no-rebuild --quiet
 
-for file in include/heddle.h lib/libheddle.so lib/pkgconfig/heddle.pc bin/heddle \
+for file in include/heddle.h include/heddle_device.cuh lib/libheddle.so lib/pkgconfig/heddle.pc bin/heddle \
     share/man/man1/heddle.1 share/man/man7/heddle.7 share/man/man3/libheddle.3; do
     [ -e "$root/$file" ] || { echo "$file is not installed"; exit 1; }
 done

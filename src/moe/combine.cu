@@ -84,8 +84,9 @@ MOE_DEVICE void add_rest(const moe_gpu_args &a, uint32_t token, uint32_t vector_
 }
 
 /* Adds the lines of `count` contributors to the sums. */
-template <int TYPE, int TAKE>
-MOE_DEVICE void add_lines(uint32_t count, const uint4 (*data)[AT_ONCE],
+template <int TYPE, int TAKE, bool APART>
+MOE_DEVICE void add_lines(uint32_t count, const float *weights,
+                          const uint4 (*data)[AT_ONCE],
                           float (*acc)[element<TYPE>::COUNT])
 {
 #pragma unroll
@@ -98,7 +99,8 @@ MOE_DEVICE void add_lines(uint32_t count, const uint4 (*data)[AT_ONCE],
             element<TYPE>::unpack(data[n][u], x);
 #pragma unroll
             for (int i = 0; i < element<TYPE>::COUNT; i++)
-                acc[n][i] += x[i];
+                acc[n][i] =
+                    APART ? __fmaf_rn(weights[u], x[i], acc[n][i]) : acc[n][i] + x[i];
         }
     }
 }
@@ -123,14 +125,44 @@ MOE_DEVICE void store_sums(const moe_gpu_args &a, uint32_t token,
     }
 }
 
+/* The ranks that a contribution for an own token is expected from. */
+MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
+{
+    return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a);
+}
+
+/* What comes for an own token: a contribution for each of some places, which are numbers
+ * of ranks, or of routing entries if experts come apart. */
+struct expectation {
+    uint32_t places;
+    uint32_t gone;  /* those that will not come */
+    float weight;   /* of this lane's entry, if apart */
+    uint32_t entry; /* what is kept of it */
+};
+
+template <bool APART> MOE_DEVICE expectation expect(const moe_gpu_args &a, uint32_t token)
+{
+    const uint32_t lane = threadIdx.x & 31, ranks = wanted_ranks(a, token);
+    expectation x = {ranks, a.lane.own_ranks[token] & ~ranks, 0, 0};
+    if (!APART)
+        return x;
+    x.entry = own_place(a, token);
+    const bool first = x.entry >> 8 == lane, comes = ranks >> (x.entry & 31) & 1;
+    x.places = __ballot_sync(ALL_LANES, first && comes);
+    x.gone = __ballot_sync(ALL_LANES, first && !comes);
+    x.weight = sum_weights(a, x.entry, own_weight(a, token));
+    return x;
+}
+
 /*
- * Some warp-wide accesses of an own token, with the contributions of `ranks`: waits for
+ * Some warp-wide accesses of an own token, with the contributions of `places`: waits for
  * their lines for a while; false = they are not all there yet. Nothing is called in here,
  * so that all of it stays in registers.
  */
-template <int TYPE, bool WIDE, int TAKE>
+template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token,
-                              const few_accesses<TAKE> &f, uint32_t ranks, bool stores)
+                              const few_accesses<TAKE> &f, uint32_t places, float weight,
+                              bool stores)
 {
     const pair_lane place = place_in_pair(threadIdx.x & 31);
     const unsigned char *at = line_of(a, v, token, 0);
@@ -141,13 +173,16 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
         for (int i = 0; i < element<TYPE>::COUNT; i++)
             acc[n][i] = 0.0f;
 #pragma unroll 1
-    while (ranks) {
-        const uint32_t count = min(__popc(ranks), (int)AT_ONCE);
+    while (places) {
+        const uint32_t count = min(__popc(places), (int)AT_ONCE);
         uint64_t from[AT_ONCE];
+        float weights[AT_ONCE];
 #pragma unroll
         for (uint32_t u = 0; u < AT_ONCE; u++) {
-            from[u] = u < count ? (__ffs(ranks) - 1) * (uint64_t)a.geo.give.stride : 0;
-            ranks &= ranks - 1;
+            const uint32_t number = u < count ? __ffs(places) - 1 : 0;
+            from[u] = number * (uint64_t)a.geo.give.stride;
+            weights[u] = APART ? __shfl_sync(ALL_LANES, weight, number) : 0.0f;
+            places &= places - 1;
         }
         uint4 data[TAKE][AT_ONCE];
         uint32_t polls = 0;
@@ -171,7 +206,7 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
             if (++polls == POLLS)
                 return false;
         }
-        add_lines<TYPE, TAKE>(count, data, acc);
+        add_lines<TYPE, TAKE, APART>(count, weights, data, acc);
     }
     if (stores)
         store_sums<TYPE, WIDE, TAKE>(a, token, f, place, acc);
@@ -180,71 +215,70 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
 
 /*
  * What a wait for an access does once in a while: looks whose line says that nothing
- * comes, and gives up on one contributor whose lines are not complete, if it is time.
- * Returns these ranks.
+ * comes, and gives up on one contribution whose lines are not complete, if it is time.
+ * Returns these places.
  */
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, bool APART>
 MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t token,
-                              uint32_t access, uint32_t ranks, uint32_t looks)
+                              uint32_t access, uint32_t places, uint32_t entry,
+                              uint32_t looks)
 {
     const uint32_t lane = threadIdx.x & 31;
     const bool checks =
         place_in_pair(lane).split && access * 2 + (lane >> 4) < a.geo.give.pairs;
     uint32_t waiting = 0, lost = 0;
-    for (uint32_t rest = ranks; rest; rest &= rest - 1) {
-        const uint32_t from = __ffs(rest) - 1;
-        uint4 line = load_packet(line_of(a, v, token, from) + access * MOE_GPU_ACCESS);
+    for (uint32_t rest = places; rest; rest &= rest - 1) {
+        const uint32_t place = __ffs(rest) - 1;
+        uint4 line = load_packet(line_of(a, v, token, place) + access * MOE_GPU_ACCESS);
         const bool ok = tag_ok(line, v.tag, checks);
-        waiting |= __all_sync(ALL_LANES, ok) ? 0 : 1u << from;
-        lost |= __any_sync(ALL_LANES, ok && tag_drops(line, checks)) ? 1u << from : 0;
+        waiting |= __all_sync(ALL_LANES, ok) ? 0 : 1u << place;
+        lost |= __any_sync(ALL_LANES, ok && tag_drops(line, checks)) ? 1u << place : 0;
     }
+    v.tag.kind &= ~TAG_APART;
     if ((looks & 3) == 3 && (a.phase & MOE_GPU_SEND))
         send_unsent<TYPE, WIDE>(a, v);
     if (!waiting)
         return lost;
-    const uint32_t from = __ffs(waiting) - 1;
+    const uint32_t place = __ffs(waiting) - 1;
+    const uint32_t from = APART ? __shfl_sync(ALL_LANES, entry, place) & 0xff : place;
     const uint4 drop =
         load_packet(own_half(a, v.half) + a.geo.drop_at + (uint64_t)from * MOE_GPU_LINE);
-    if (!__any_sync(ALL_LANES, (drop.x == v.step && drop.y == (v.tag.kind | 1)) ||
-                                   wait_is_over(v.deadline, &a.lane.state->active, from)))
+    if (!__any_sync(ALL_LANES,
+                    (drop.x == v.step && drop.y == (v.tag.kind | TAG_DROPPED)) ||
+                        wait_is_over(v.deadline, &a.lane.state->active, from)))
         return lost;
     if (lane == 0)
         a.lane.state->late[from] = v.step;
-    return lost | 1u << from;
+    return lost | 1u << place;
 }
 
-/* The same until it is done; returns the contributors that these accesses lack. What is
- * added to the old output cannot be done again without this column's loss. */
-template <int TYPE, bool WIDE, int TAKE>
+/* The same until it is done; returns the places that these accesses lack. What is added
+ * to the old output cannot be done again without this column's loss. */
+template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE uint32_t take_surely(const moe_gpu_args &a, step_view v, uint32_t token,
-                                uint32_t first, uint32_t stride, uint32_t ranks)
+                                uint32_t first, uint32_t stride, const expectation &x)
 {
     const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
     uint32_t lost = 0, looks = 0;
+    v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-    while (!take_accesses<TYPE, WIDE, TAKE>(a, v, token, f, ranks & ~lost,
-                                            !lost || a.accumulate)) {
+    while (!take_accesses<TYPE, WIDE, TAKE, APART>(a, v, token, f, x.places & ~lost,
+                                                   x.weight, !lost || a.accumulate)) {
 #pragma unroll 1
         for (uint32_t n = 0; n < TAKE; n++)
             if (first + n * stride < a.give_accesses)
-                lost |= look_around<TYPE, WIDE>(a, v, token, first + n * stride,
-                                                ranks & ~lost, looks);
+                lost |= look_around<TYPE, WIDE, APART>(a, v, token, first + n * stride,
+                                                       x.places & ~lost, x.entry, looks);
         looks++;
     }
     return lost;
-}
-
-/* The ranks that a contribution for an own token is expected from. */
-MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
-{
-    return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a);
 }
 
 /*
  * Own tokens of which a contribution is missing are done again without it, so that all
  * columns of a row lack the same. What has not come by now does not come.
  */
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, bool APART>
 MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
 {
     const uint32_t warp = threadIdx.x / WARP, stride = WARPS * a.plan.take_slices;
@@ -255,10 +289,11 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
             uint32_t t = take_class(a) + i * a.plan.take_classes,
                      without = lost_ranks(a)[i];
             __syncthreads();
+            expectation x = expect<APART>(a, t);
+            x.places &= ~without;
             for (uint32_t c = take_slice(a) * WARPS + warp;
                  without && c < a.give_accesses; c += stride) {
-                uint32_t more = take_surely<TYPE, WIDE, 1>(a, v, t, c, stride,
-                                                           wanted_ranks(a, t) & ~without);
+                uint32_t more = take_surely<TYPE, WIDE, 1, APART>(a, v, t, c, stride, x);
                 if (more && (threadIdx.x & 31) == 0)
                     atomicOr(&lost_ranks(a)[i], more);
                 again |= more != 0;
@@ -268,7 +303,7 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
     }
 }
 
-template <int TYPE, bool WIDE, int TAKE>
+template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
     const uint32_t warp = threadIdx.x / WARP, tokens = a.lane.state->tokens[a.rank];
@@ -279,12 +314,12 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     for (uint32_t t = take_class(a); t < tokens; t += a.plan.take_classes, turns++) {
         if (a.missing && threadIdx.x == 0 && take_slice(a) == 0)
             a.missing[t] = 0;
-        uint32_t wanted = wanted_ranks(a, t);
-        uint32_t gone = a.lane.own_ranks[t] & ~wanted;
+        const expectation x = expect<APART>(a, t);
+        uint32_t gone = x.gone;
 #pragma unroll 1
         for (uint32_t c = take_slice(a) * WARPS + warp; c < a.give_accesses;
              c += TAKE * stride)
-            gone |= take_surely<TYPE, WIDE, TAKE>(a, v, t, c, stride, wanted);
+            gone |= take_surely<TYPE, WIDE, TAKE, APART>(a, v, t, c, stride, x);
         if (gone && (threadIdx.x & 31) == 0)
             atomicOr(&lost_ranks(a)[turns], gone);
         incomplete |= gone != 0;
@@ -295,7 +330,7 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     if (threadIdx.x == 0)
         note_incomplete(a, v, 1);
     if (!a.accumulate)
-        redo_tokens<TYPE, WIDE>(a, v, turns);
+        redo_tokens<TYPE, WIDE, APART>(a, v, turns);
     for (uint32_t i = threadIdx.x; a.missing && i < turns; i += THREADS)
         if (lost_ranks(a)[i])
             a.missing[take_class(a) + i * a.plan.take_classes] = 1;
@@ -316,15 +351,21 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
         lost_ranks(a)[i] = 0;
     __syncthreads();
     trace(a, 2);
+    if (a.geo.keeps && (a.phase & MOE_GPU_SEND))
+        give_weights(a, v);
     uint32_t used = 0;
     if (is_sender(a))
         send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
     trace(a, 5);
     /* What runs once is short: its instructions are fetched from far away. */
-    if (is_receiver(a) && a.give_accesses <= WARPS * a.plan.take_slices)
-        receive_all<TYPE, WIDE, 1>(a, v);
-    else if (is_receiver(a))
-        receive_all<TYPE, WIDE, TAKE_MOST>(a, v);
+    if (!is_receiver(a))
+        ;
+    else if (a.geo.keeps && wants_apart(a, a.rank, a.lane.state->unweighted))
+        receive_all<TYPE, WIDE, TAKE_MOST, true>(a, v);
+    else if (a.give_accesses <= WARPS * a.plan.take_slices)
+        receive_all<TYPE, WIDE, 1, false>(a, v);
+    else
+        receive_all<TYPE, WIDE, TAKE_MOST, false>(a, v);
     bulk_wait<0>();
     if (a.trace)
         __syncthreads();

@@ -16,6 +16,7 @@ struct item_rows {
     uint32_t failed;
     uint32_t twins; /* an expert was named twice */
     bool valid;
+    bool weighs; /* the holder applies the weights, which come with the row */
     int32_t row[MOE_GPU_MAX_TOP_K];
     uint8_t order[MOE_GPU_MAX_TOP_K]; /* of a position's entry among the entries */
     float weight[MOE_GPU_MAX_TOP_K];  /* by position */
@@ -23,6 +24,7 @@ struct item_rows {
 
 struct block_state {
     uint32_t tokens[MOE_GPU_MAX_RANKS]; /* T of each source */
+    uint32_t unweighted;                /* sources whose weights come with combine */
     uint32_t stage_lock;
     item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
 };
@@ -114,13 +116,17 @@ MOE_COLD void report_tokens(const moe_gpu_args &a)
     give_notice(a);
 }
 
-/* The expert slot of routing entry `index` of token `token`, and the rank that it is on.
- */
-MOE_DEVICE uint32_t slot_of(const moe_gpu_args &a, uint32_t index, uint32_t token,
-                            uint32_t *rank)
+MOE_DEVICE int64_t id_at(const moe_gpu_args &a, uint32_t index)
 {
-    int64_t id =
-        a.ids_are_64 ? ((const int64_t *)a.ids)[index] : ((const int32_t *)a.ids)[index];
+    return a.ids_are_64 ? ((const int64_t *)a.ids)[index]
+                        : ((const int32_t *)a.ids)[index];
+}
+
+/* The expert slot of routing entry `index` of token `token`, expert `id`, and the rank
+ * that it is on. */
+MOE_DEVICE uint32_t slot_of(const moe_gpu_args &a, int64_t id, uint32_t index,
+                            uint32_t token, uint32_t *rank)
+{
     if (id < 0 || id >= a.experts) {
         if (id != -1)
             report_id(a, index, id);

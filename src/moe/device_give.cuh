@@ -60,6 +60,7 @@ struct give_cursor {
     uint32_t left;             /* how many there are in a row from there */
     uint32_t what;             /* as in struct give_piece */
     unsigned char *out;
+    bool apart, dropped; /* of `now`, where positions matter */
 };
 
 /* What is known of a piece in the ring; lane s has that of slot s. */
@@ -69,7 +70,7 @@ struct give_piece {
     unsigned char *out;
 };
 
-enum { PIECE_LAST = 1 << 16, PIECE_DROPPED = 1 << 17 };
+enum { PIECE_LAST = 1 << 16, PIECE_DROPPED = 1 << 17, PIECE_APART = 1 << 18 };
 
 MOE_DEVICE const moe_gpu_entry *entries_of(const moe_gpu_args &a, const give_item &item)
 {
@@ -113,6 +114,7 @@ MOE_DEVICE uint32_t inside_access(void)
     return lane_offset(lane, place_in_pair(lane)) & ~15u;
 }
 
+template <bool KEEPS>
 MOE_DEVICE void begin_part(const moe_gpu_args &a, step_view v, const give_work &w,
                            give_cursor *c)
 {
@@ -125,10 +127,118 @@ MOE_DEVICE void begin_part(const moe_gpu_args &a, step_view v, const give_work &
     c->left = at < end ? end - at : 0;
     c->what = count | min(count * 2, a.geo.give.pairs - c->begin * 2) << 8;
     c->out = (unsigned char *)a.base[c->now.to] + v.half +
-             moe_gpu_take(&a.geo, c->now.token, a.rank) + c->begin * MOE_GPU_ACCESS;
+             moe_gpu_take(&a.geo, c->now.token, KEEPS && c->apart ? 0 : a.rank) +
+             c->begin * MOE_GPU_ACCESS;
+}
+
+/* Does an owner want the rows of experts apart? `unweighted` = whose weights come with
+ * combine: a split call waits for nobody's. */
+MOE_DEVICE bool wants_apart(const moe_gpu_args &a, uint32_t owner, uint32_t unweighted)
+{
+    return a.exact ||
+           ((unweighted >> owner & 1) && a.phase != (MOE_GPU_SEND | MOE_GPU_RECV));
+}
+
+/* The weight of the expert that this lane's entry names first: the sum of its entries'.
+ */
+MOE_DEVICE float sum_weights(const moe_gpu_args &a, uint32_t place, float weight)
+{
+    const uint32_t lane = threadIdx.x & 31, first = place >> 8;
+    float sum = weight;
+#pragma unroll 1
+    for (uint32_t i = 1; i < a.geo.top_k; i++) {
+        const float w = __shfl_sync(ALL_LANES, weight, i);
+        const bool same = __shfl_sync(ALL_LANES, first, i) == lane && i > lane;
+        sum = same ? sum + w : sum;
+    }
+    return sum;
+}
+
+/* What is kept of the entries of an own token, a lane for each. */
+MOE_DEVICE uint32_t own_place(const moe_gpu_args &a, uint32_t token)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    return lane < a.geo.top_k ? a.lane.own_places[token * a.geo.top_k + lane]
+                              : (uint32_t)MOE_GPU_NO_SLOT;
+}
+
+MOE_DEVICE float own_weight(const moe_gpu_args &a, uint32_t token)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    const float *weights = a.in_weights ? a.in_weights : a.lane.own_weights;
+    return lane < a.geo.top_k ? weights[token * a.geo.top_k + lane] : 0.0f;
+}
+
+/* Do holders wait for weights of this rank? */
+MOE_DEVICE bool sends_weights(const moe_gpu_args &a)
+{
+    const uint32_t unweighted = a.geo.keeps ? a.lane.state->unweighted : 0;
+    return (unweighted >> a.rank & 1) && !wants_apart(a, a.rank, unweighted);
+}
+
+/* A warp sends the weights of own tokens first, first + step, ... to their holders. */
+MOE_COLD void send_weights(const moe_gpu_args &a, step_view v, uint32_t first,
+                           uint32_t step)
+{
+    const uint32_t lane = threadIdx.x & 31, tokens = a.lane.state->tokens[a.rank];
+    for (uint32_t t = first; t < tokens; t += step) {
+        const float sum = sum_weights(a, own_place(a, t), own_weight(a, t));
+        const uint4 packet =
+            make_uint4(__float_as_uint(__shfl_sync(ALL_LANES, sum, lane * 2 & 31)),
+                       __float_as_uint(__shfl_sync(ALL_LANES, sum, (lane * 2 + 1) & 31)),
+                       v.tag.step, v.tag.kind);
+        const uint64_t at = v.half + moe_gpu_weights(&a.geo, a.rank, t);
+        for (uint32_t to = a.lane.own_ranks[t] & a.lane.state->sent; to; to &= to - 1)
+            if (lane < a.geo.weight_packets)
+                store_packet((unsigned char *)a.base[__ffs(to) - 1] + at +
+                                 lane * MOE_GPU_PACKET,
+                             packet);
+    }
+}
+
+/* Weights of a split call are the receiving call's too, which is not given them. */
+MOE_DEVICE void give_weights(const moe_gpu_args &a, step_view v)
+{
+    if (sends_weights(a)) {
+        send_weights(a, v, blockIdx.x + threadIdx.x / WARP * gridDim.x,
+                     gridDim.x * WARPS);
+    } else if (a.in_weights) {
+        const uint32_t n = a.lane.state->tokens[a.rank] * a.geo.top_k;
+        for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < n;
+             i += gridDim.x * THREADS)
+            a.lane.own_weights[i] = a.in_weights[i];
+    }
+}
+
+/* Waits for the weights of an item's owner and puts them to its entries; false = they do
+ * not come. Nothing is called while there is no need. */
+template <int TYPE, bool WIDE>
+MOE_DEVICE bool await_weights(const moe_gpu_args &a, step_view v, give_item *item)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t ends = __ballot_sync(ALL_LANES, item->entry.row < 0);
+    const bool mine = !ends || lane < (uint32_t)__ffs(ends) - 1;
+    const uint32_t position = mine ? __float_as_uint(item->entry.weight) : 0;
+    const unsigned char *at = own_half(a, v.half) +
+                              moe_gpu_weights(&a.geo, item->to, item->token) +
+                              (position >> 1) * MOE_GPU_PACKET;
+    patience p = {v.deadline, 0};
+    for (;;) {
+        const uint4 packet = load_packet(at);
+        const bool there = packet.z == v.tag.step && packet.w == v.tag.kind;
+        if (__all_sync(ALL_LANES, !mine || there)) {
+            item->entry.weight = __uint_as_float(position & 1 ? packet.y : packet.x);
+            return true;
+        }
+        if (out_of_patience(&p, a.lane.state, item->to))
+            return false;
+        if ((p.polls & 0xff) == 0xff)
+            send_weights(a, v, 0, 1);
+    }
 }
 
 /* Takes the next item that has anything to send. */
+template <int TYPE, bool WIDE, bool KEEPS>
 MOE_DEVICE void open_item(const moe_gpu_args &a, step_view v, const give_work &w,
                           uint32_t tokens, give_cursor *c)
 {
@@ -142,8 +252,16 @@ MOE_DEVICE void open_item(const moe_gpu_args &a, step_view v, const give_work &w
         c->open = __shfl_sync(ALL_LANES, c->now.entry.row, 0) != MOE_GPU_NO_ROW;
     }
     c->begin = w.from;
-    if (c->open)
-        begin_part(a, v, w, c);
+    if (!c->open)
+        return;
+    if (KEEPS) {
+        const uint32_t unweighted = a.lane.state->unweighted;
+        c->dropped = __shfl_sync(ALL_LANES, c->now.entry.row, 0) == MOE_GPU_DROPPED_ROW;
+        c->apart = wants_apart(a, c->now.to, unweighted);
+        if (!c->apart && !c->dropped && (unweighted >> c->now.to & 1))
+            c->dropped = !await_weights<TYPE, WIDE>(a, v, &c->now);
+    }
+    begin_part<KEEPS>(a, v, w, c);
 }
 
 /* A lane's parts of one row, each to its own place. What lies beyond the row stays as it
@@ -166,7 +284,7 @@ MOE_DEVICE void load_piece(const moe_gpu_args &a, const give_cursor *c, int32_t 
 }
 
 /* Asks for the next piece, into slot number `number` at `slot`. */
-template <bool WIDE, int N>
+template <bool WIDE, int N, bool KEEPS>
 MOE_DEVICE void ask_piece(const moe_gpu_args &a, step_view v, const give_work &w,
                           give_cursor *c, give_piece *p, uint32_t number, uint32_t slot)
 {
@@ -179,20 +297,23 @@ MOE_DEVICE void ask_piece(const moe_gpu_args &a, step_view v, const give_work &w
         weight = entries[0].weight;
         then = c->row + 1 < a.geo.top_k ? entries[1].row : (int32_t)MOE_GPU_NO_ROW;
     }
-    if (row >= 0)
+    const bool dropped = KEEPS ? c->dropped : row < 0, apart = KEEPS && c->apart;
+    const bool last = then < 0 || (dropped && !apart);
+    if (!dropped)
         load_piece<WIDE, N>(a, c, row, slot);
-    const bool last = then < 0 || row < 0;
     if ((threadIdx.x & 31) == number) {
         p->weight = weight;
-        p->what = c->what | (last ? PIECE_LAST : 0) | (row < 0 ? PIECE_DROPPED : 0);
-        p->out = c->out;
+        p->what = c->what | (last || apart ? PIECE_LAST : 0) |
+                  (dropped ? PIECE_DROPPED : 0) | (apart ? PIECE_APART : 0);
+        p->out =
+            c->out + (apart ? __float_as_uint(weight) * (uint64_t)a.geo.give.stride : 0);
     }
     c->row++;
     if (last) {
         c->begin += a.give_part;
         c->open = c->begin < w.end;
         if (c->open)
-            begin_part(a, v, w, c);
+            begin_part<KEEPS>(a, v, w, c);
     }
 }
 
@@ -242,8 +363,10 @@ MOE_DEVICE void send_part(const moe_gpu_args &a, line_tag tag, const give_sum<TY
         bulk_wait<MOE_GPU_RING - 1>();
         __syncwarp();
     }
-    tag.kind |= (what & PIECE_DROPPED) != 0;
-    const bool raw = rows_are_sums(a) && !(what & PIECE_DROPPED);
+    tag.kind |=
+        (what & PIECE_DROPPED ? TAG_DROPPED : 0) | (what & PIECE_APART ? TAG_APART : 0);
+    const bool raw =
+        (rows_are_sums(a) || (what & PIECE_APART)) && !(what & PIECE_DROPPED);
 #pragma unroll
     for (uint32_t u = 0; u < N; u++)
         if (u < (what & 0xff))
@@ -272,7 +395,7 @@ MOE_DEVICE void mark_items(const moe_gpu_args &a, step_view v, const give_work &
 }
 
 /* Sends the sums of a warp's work, N accesses to a part at most. */
-template <int TYPE, bool WIDE, int N>
+template <int TYPE, bool WIDE, int N, bool KEEPS>
 MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
                      uint32_t tokens, give_cursor *c, uint32_t *used)
 {
@@ -286,9 +409,9 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
         /* Every turn makes a group of copies, though it may be empty: they are counted.
          */
         if (!c->open)
-            open_item(a, v, w, tokens, c);
+            open_item<TYPE, WIDE, KEEPS>(a, v, w, tokens, c);
         if (c->open) {
-            ask_piece<WIDE, N>(a, v, w, c, &p, next, ring + next * PART_BYTES);
+            ask_piece<WIDE, N, KEEPS>(a, v, w, c, &p, next, ring + next * PART_BYTES);
             next = next + 1 == MOE_GPU_PIECES ? 0 : next + 1;
             asked++;
         }
@@ -329,7 +452,7 @@ MOE_DEVICE void send_drops(const moe_gpu_args &a, step_view v)
         state->tokens[to] == 0 && (state->active >> to & 1))
         store_packet((unsigned char *)a.base[to] + v.half + a.geo.drop_at +
                          (uint64_t)a.rank * MOE_GPU_LINE,
-                     make_uint4(v.step, v.tag.kind | 1, 0, 0));
+                     make_uint4(v.step, v.tag.kind | TAG_DROPPED, 0, 0));
 }
 
 /* T of each rank, a lane for each. */
@@ -373,10 +496,12 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
     find_item(a, w, tokens, c);
     if (c->rank != rank && c->rank < w.rank_end)
         load_entries(a, c);
-    if (a.give_part == 1) /* few instructions for few tokens */
-        give<TYPE, WIDE, 1>(a, v, w, tokens, c, used);
+    if (a.geo.keeps)
+        give<TYPE, WIDE, MOE_GPU_PART_MOST, true>(a, v, w, tokens, c, used);
+    else if (a.give_part == 1) /* few instructions for few tokens */
+        give<TYPE, WIDE, 1, false>(a, v, w, tokens, c, used);
     else
-        give<TYPE, WIDE, MOE_GPU_PART_MOST>(a, v, w, tokens, c, used);
+        give<TYPE, WIDE, MOE_GPU_PART_MOST, false>(a, v, w, tokens, c, used);
     if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1)
         send_drops(a, v);
 }
@@ -392,6 +517,8 @@ MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
     uint32_t used = 0;
     bulk_wait<0>();
     __syncwarp();
+    if (sends_weights(a))
+        send_weights(a, v, 0, 1);
     for (uint32_t i = 0; i < a.geo.ranks; i++) {
         const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
         for (uint32_t t = 0; t < n; t++) {
@@ -407,7 +534,7 @@ MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
             c.token = t;
             c.open = false;
             load_entries(a, &c);
-            give<TYPE, WIDE, MOE_GPU_PART_MOST>(a, v, w, tokens, &c, &used);
+            give<TYPE, WIDE, MOE_GPU_PART_MOST, true>(a, v, w, tokens, &c, &used);
         }
     }
     bulk_wait<0>();

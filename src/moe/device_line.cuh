@@ -126,7 +126,12 @@ MOE_DEVICE void store_long(uint64_t *at, uint64_t v)
     asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(v) : "memory");
 }
 
-/* The tag of a line: the step, then generation << 1 | dropped. */
+/* The tag of a line: the step, then generation << 2 | bits. */
+enum : uint32_t {
+    TAG_DROPPED = 1, /* there is no contribution */
+    TAG_APART = 2    /* a contribution of one expert, which the owner weighs */
+};
+
 struct line_tag {
     uint32_t step;
     uint32_t kind;
@@ -134,7 +139,7 @@ struct line_tag {
 
 MOE_DEVICE line_tag make_tag(uint32_t step, uint32_t generation)
 {
-    line_tag t = {step, generation << 1};
+    line_tag t = {step, generation << 2};
     return t;
 }
 
@@ -197,7 +202,7 @@ MOE_DEVICE uint4 tagged(uint4 v, pair_lane l, line_tag t)
  */
 MOE_DEVICE bool tag_ok(uint4 v, line_tag want, bool checks)
 {
-    return !checks || (v.z == want.step && (v.w & ~1u) == want.kind);
+    return !checks || (v.z == want.step && (v.w & ~TAG_DROPPED) == want.kind);
 }
 
 /* The same for a line that holds a contribution. */
@@ -209,7 +214,7 @@ MOE_DEVICE bool tag_whole(uint4 v, line_tag want, bool checks)
 /* A complete line that says that there is no contribution. */
 MOE_DEVICE bool tag_drops(uint4 v, bool checks)
 {
-    return checks && (v.w & 1);
+    return checks && (v.w & TAG_DROPPED);
 }
 
 /*

@@ -80,8 +80,11 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
         if (whole) {
             take_packet(a, source, token,
                         (i - token * a.geo.packets) * MOE_GPU_PACKET_SLOTS, packet);
-            if (i == 0)
+            if (i == 0) {
                 b.tokens[source] = sign.z;
+                if (sign.w)
+                    atomicOr(&b.unweighted, 1u << source);
+            }
         }
         part += WARPS;
     }
@@ -249,6 +252,8 @@ MOE_DEVICE void place_item(const moe_gpu_args &a, item_rows *item, uint32_t turn
             item->row[p.order] = (int32_t)row;
         if (lead && writes) {
             entries[p.order].row = (int32_t)row;
+            if (!item->weighs)
+                entries[p.order].weight = __uint_as_float(j);
             if (!by_rank && a.source_token)
                 a.source_token[row] = (int32_t)item->token;
         }

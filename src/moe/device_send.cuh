@@ -6,18 +6,42 @@
 
 #include "moe/device_block.cuh"
 
+/* What an owner must know of an own token in combine, if positions matter: k <= 32. */
+MOE_COLD void keep_places(const moe_gpu_args &a, uint32_t token, uint32_t slot,
+                          uint32_t rank)
+{
+    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+    uint32_t first = lane;
+    for (uint32_t i = 0; i < k; i++) {
+        uint32_t other = __shfl_sync(ALL_LANES, slot, i);
+        first = other == slot && i < first ? i : first;
+    }
+    if (lane >= k)
+        return;
+    a.lane.own_places[token * k + lane] = slot == MOE_GPU_NO_SLOT
+                                              ? (uint16_t)MOE_GPU_NO_SLOT
+                                              : (uint16_t)(rank | first << 8);
+    if (a.in_weights)
+        a.lane.own_weights[token * k + lane] = a.in_weights[token * k + lane];
+}
+
 /* A warp sends the header packets of one token to all ranks; returns the ranks of its
  * rows. */
 MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t token,
-                                uint32_t sendable)
+                                uint32_t sendable, int64_t id)
 {
     const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
     uint32_t ranks = 0;
 #pragma unroll 1
     for (uint32_t first = 0; first < k; first += WARP) {
         uint32_t j = first + lane, rank = 0;
-        uint32_t slot = j < k ? slot_of(a, token * k + j, token, &rank) : MOE_GPU_NO_SLOT;
+        if (first && j < k)
+            id = id_at(a, token * k + j);
+        uint32_t slot =
+            j < k ? slot_of(a, id, token * k + j, token, &rank) : MOE_GPU_NO_SLOT;
         ranks |= slot != MOE_GPU_NO_SLOT ? 1u << rank : 0;
+        if (a.geo.keeps)
+            keep_places(a, token, slot, rank);
         /* Lane l has packet l mod 8 of this part; lanes share the ranks among them. */
         uint4 packet;
         uint32_t from = (lane & 7) * 4;
@@ -41,7 +65,8 @@ MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t tok
     return ranks & sendable;
 }
 
-/* Says to every rank that this one takes part, and with how many tokens. */
+/* Says to every rank that this one takes part, with how many tokens, and whether their
+ * weights come later. */
 MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
                           uint32_t tokens)
 {
@@ -49,7 +74,7 @@ MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
     if (to < a.geo.ranks && (sendable >> to & 1))
         store_packet((unsigned char *)a.base[to] + v.half + a.geo.sign_at +
                          (uint64_t)a.rank * MOE_GPU_LINE,
-                     make_uint4(v.step, v.tag.kind, tokens, 0));
+                     make_uint4(v.step, v.tag.kind, tokens, a.in_weights == NULL));
     if (to == 0)
         a.lane.state->sent = sendable;
     if (to == 0 && a.num_tokens_at && (uint32_t)*a.num_tokens_at > a.geo.max_tokens)
@@ -63,6 +88,16 @@ MOE_DEVICE uint32_t header_warp(uint32_t turn)
     return (WARPS - 1) - turn % WARPS;
 }
 
+/* The first entries of a token, one for each lane, long before they are needed. */
+MOE_DEVICE void load_routing(const moe_gpu_args &a, uint32_t token, uint32_t tokens,
+                             int64_t *id, float *weight)
+{
+    const uint32_t lane = threadIdx.x & 31, at = token * a.geo.top_k + lane;
+    const bool exists = token < tokens && lane < a.geo.top_k;
+    *id = exists ? id_at(a, at) : -1;
+    *weight = exists && a.in_weights ? a.in_weights[at] : 0.0f;
+}
+
 /* Headers of all tokens of the block, each by one warp. */
 MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t tokens)
 {
@@ -71,19 +106,27 @@ MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t tokens
     uint32_t token = number + warp * a.plan.senders;
     if (token >= tokens && !signs)
         return;
+    int64_t id;
+    float weight;
+    load_routing(a, token, tokens, &id, &weight);
     uint32_t sendable = sendable_ranks(a, v);
     if (signs)
         send_sign(a, v, sendable, tokens);
 #pragma unroll 1
     for (uint32_t turn = warp; token < tokens; turn += WARPS) {
-        uint32_t ranks = send_header(a, v, token, sendable);
-        if ((threadIdx.x & 31) == 0)
+        const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+        uint32_t ranks = send_header(a, v, token, sendable, id);
+        if (lane == 0)
             shared_words(a.shared.ranks_at)[turn] = ranks;
-        float *weights = (float *)shared_words(a.shared.weights_at) + turn * a.geo.top_k;
+        float *weights = (float *)shared_words(a.shared.weights_at) + turn * k;
 #pragma unroll 1
-        for (uint32_t j = threadIdx.x & 31; j < a.geo.top_k; j += WARP)
-            weights[j] = a.in_weights ? a.in_weights[token * a.geo.top_k + j] : 0.0f;
+        for (uint32_t j = lane; j < k; j += WARP) {
+            weights[j] = weight;
+            weight =
+                a.in_weights && j + WARP < k ? a.in_weights[token * k + j + WARP] : 0;
+        }
         token += WARPS * a.plan.senders;
+        load_routing(a, token, tokens, &id, &weight);
     }
 }
 
@@ -278,7 +321,10 @@ template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, st
             continue;
         if (lane == 0)
             a.lane.sent_rows[t] = v.step;
-        uint32_t ranks = send_header(a, v, t, sendable);
+        int64_t id;
+        float weight;
+        load_routing(a, t, tokens, &id, &weight);
+        uint32_t ranks = send_header(a, v, t, sendable, id);
         ahead_of<fp8_source<IN>::TYPE> ahead;
         if (IN != MOE_GPU_BYTES)
             load_ahead<fp8_source<IN>::TYPE, WIDE>(a, t, lane * 8, WARP, &ahead);

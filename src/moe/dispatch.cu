@@ -28,7 +28,7 @@ MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t fi
     for (uint32_t j = first; j < first + n && j < a.geo.top_k; j++) {
         float w = __uint_as_float(v.x);
         item->weight[j] = w;
-        if (item->order[j] != 0xff)
+        if (item->order[j] != 0xff && item->weighs)
             entries[item->order[j]].weight = w;
         v.x = v.y;
         v.y = v.z;
@@ -54,7 +54,7 @@ MOE_COLD void finish_weights(const moe_gpu_args &a, const item_rows *item)
             mine = mine && i > j;
             sum += item->weight[i];
         }
-        if (mine && a.order != MOE_GPU_RANK_MAJOR)
+        if (mine && item->weighs && a.order != MOE_GPU_RANK_MAJOR)
             a.lane.entries[pair * k + order].weight = sum;
         if (a.out_weights && a.order >= MOE_GPU_RANK_MAJOR)
             a.out_weights[(uint64_t)item->row[0] * k + j] = mine ? sum : 0.0f;
@@ -239,6 +239,9 @@ MOE_COLD void report_totals(const moe_gpu_args &a)
             a.source_counts[r] = (int32_t)n;
         rows += n;
     }
+    if (L == 0 && lane == 0 && a.offsets && needs_offsets(a) &&
+        a.order != MOE_GPU_RANK_MAJOR)
+        a.offsets[0] = 0;
     if (!a.totals)
         return;
     for (uint32_t i = lane; i < L * a.shared.words; i += WARP)
@@ -302,6 +305,7 @@ MOE_DEVICE void begin_item(const moe_gpu_args &a, item_rows *item, uint32_t turn
     uint32_t token = turn * a.plan.take_classes + take_class(a);
     item->failed = 0;
     item->valid = false;
+    item->weighs = !a.geo.keeps || (!a.exact && (b.unweighted >> source & 1) == 0);
     item->source = source;
     item->token = token;
     __syncwarp();
@@ -317,6 +321,7 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     if (r >= a.geo.ranks)
         return;
     state->tokens[r] = b.tokens[r];
+    state->unweighted = b.unweighted;
     if ((counted_ranks(a) >> r & 1) == 0)
         state->dropped[r] = v.step;
     else if (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME)
@@ -470,7 +475,7 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     /* A block that only sends receives nothing, not even headers. */
     const bool receives = (a.phase & MOE_GPU_RECV) && (!sends || is_receiver(a));
     if (tid == 0)
-        b.stage_lock = 0;
+        b.stage_lock = b.unweighted = 0;
     if (tid / WARP == 0) {
         b.tokens[tid] = 0;
         __syncwarp();

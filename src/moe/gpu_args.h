@@ -12,6 +12,7 @@
  *   | sign    [R]     one line each: source's header packet              |
  *   | drop    [R]     one line each: "I dropped you", by contributor     |
  *   | header  [R][M]  routing of a token of a source, packets            |
+ *   | weight  [R][M]  its weights, if they come with combine, packets    |
  *   | slot    [R][M]  dispatch rows by source and token, packed lines    |
  *   | take    [M][C]  contributions by token and place, packed lines     |
  *   +---- lane 0, half 1 ------------------------------------------------+
@@ -102,11 +103,14 @@ struct moe_gpu_geometry {
     uint32_t max_tokens;
     uint32_t places; /* C, contributions a token can get */
     uint32_t sources;
-    uint32_t token_words;    /* words of a bit set of one source's tokens */
-    uint32_t packets;        /* of a token's header */
-    struct moe_gpu_row row;  /* of dispatch */
-    struct moe_gpu_row give; /* of combine */
-    uint64_t sign_at, drop_at, header_at, slot_at, take_at; /* relative to a half */
+    uint32_t token_words; /* words of a bit set of one source's tokens */
+    uint32_t packets;     /* of a token's header */
+    uint32_t
+        weight_packets;     /* of a token's weights that come with combine; 0 = none do */
+    uint32_t keeps;         /* positions of experts matter: exact sums, late weights */
+    struct moe_gpu_row row; /* of dispatch */
+    struct moe_gpu_row give;                                           /* of combine */
+    uint64_t sign_at, drop_at, header_at, weight_at, slot_at, take_at; /* in a half */
     uint64_t half_bytes;
     uint64_t total_bytes;
 };
@@ -162,6 +166,7 @@ struct moe_gpu_state {
     uint32_t sent;    /* ranks that this step's rows were sent to */
     uint32_t members; /* ranks linked at creation or the last update */
     uint32_t mask;    /* of these, who the caller's mask has */
+    uint32_t unweighted; /* sources whose weights come with combine */
     uint32_t incomplete_calls;
     uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
@@ -177,7 +182,8 @@ struct moe_gpu_state {
 };
 
 /* A row of combine's input and its weight: those of one (source, token) follow each other
- * by expert, ended by a negative row if there are fewer than k. */
+ * by expert, ended by a negative row if there are fewer than k. Where weights are not the
+ * holder's to apply, or not there yet, `weight` holds the position as an integer. */
 struct moe_gpu_entry {
     int32_t row;
     float weight;
@@ -191,6 +197,10 @@ struct moe_gpu_lane {
     uint32_t *sent_rows;     /* [M] step in which a token's row was begun to be sent */
     uint32_t *sent_sums;     /* [R][M] the same for contributions */
     uint32_t *own_ranks;     /* [M] ranks that hold experts of an own token */
+    /* If geo.keeps: [M][k] rank of an own entry | first entry of its expert << 8, and the
+     * weights. */
+    uint16_t *own_places;
+    float *own_weights;
     struct moe_gpu_entry *entries; /* [R][M][k] */
 };
 
@@ -241,7 +251,7 @@ struct moe_gpu_args {
     uint32_t ids_are_64;
     uint32_t in_scale_bytes; /* stride of in_scales */
     uint32_t zero_padding;
-    uint32_t flags;
+    uint32_t exact; /* one contribution for each expert, for all tokens */
 
     /* dispatch out */
     void *out_rows;
@@ -339,6 +349,13 @@ MOE_GPU_FN uint64_t moe_gpu_header(const struct moe_gpu_geometry *g, uint32_t so
 {
     return g->header_at +
            ((uint64_t)source * g->max_tokens + token) * g->packets * MOE_GPU_PACKET;
+}
+
+MOE_GPU_FN uint64_t moe_gpu_weights(const struct moe_gpu_geometry *g, uint32_t source,
+                                    uint32_t token)
+{
+    return g->weight_at + ((uint64_t)source * g->max_tokens + token) * g->weight_packets *
+                              MOE_GPU_PACKET;
 }
 
 MOE_GPU_FN uint64_t moe_gpu_slot(const struct moe_gpu_geometry *g, uint32_t source,

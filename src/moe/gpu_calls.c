@@ -198,8 +198,6 @@ enum hdl_status moe_gpu_call_combine(struct hdl_moe *m, uint32_t phase,
         status = base_option_copy("hdl_moe_outputs", outputs, &o, sizeof(o));
     if (status == HDL_OK && sends && !o.rows)
         status = base_fail(HDL_EINVAL, "combine: rows are NULL");
-    if (status == HDL_OK && o.weights)
-        status = base_fail(HDL_ENOTSUP, "combine: weights that come late, on GPUs");
     if (status == HDL_OK && receives)
         status = base_option_copy("hdl_moe_result", result, &r, sizeof(r));
     if (status == HDL_OK && receives && !r.rows)
@@ -209,6 +207,7 @@ enum hdl_status moe_gpu_call_combine(struct hdl_moe *m, uint32_t phase,
     if (status != HDL_OK)
         return status;
     const struct moe_gpu_result to = {.expert_out = o.rows,
+                                      .weights = o.weights,
                                       .rows = r.rows,
                                       .bias = {r.bias[0], r.bias[1]},
                                       .missing = r.missing,

@@ -30,6 +30,13 @@ static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales
     row->stride = row->pairs * MOE_GPU_PAIR;
 }
 
+/* Whether positions of experts matter beyond dispatch. */
+static bool keeps_positions(const struct moe_config *c)
+{
+    return !c->opaque && c->shape.order != MOE_RANK_MAJOR &&
+           (c->exact || c->shape.late_weights);
+}
+
 /* What kernels do not do, in one sentence that names the option. */
 static enum hdl_status check_supported(const struct moe_config *c)
 {
@@ -39,10 +46,9 @@ static enum hdl_status check_supported(const struct moe_config *c)
                          MOE_GPU_MAX_RANKS, s->ranks);
     if (s->dp != 1)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no dp_size %u", s->dp);
-    if (s->late_weights)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no late_weights");
-    if (c->exact)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no exact sums");
+    if (keeps_positions(c) && s->top_k > 32)
+        return base_fail(HDL_ENOTSUP, "GPU kernels have no %s with top_k %u",
+                         c->exact ? "exact sums" : "late_weights", s->top_k);
     if (!c->opaque && c->wire != HDL_MOE_WIRE_ROW)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no combine_wire %d",
                          (int)c->wire);
@@ -67,7 +73,8 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->top_k = s->top_k;
     g->top_k_pad = round_up(s->top_k, 4);
     g->max_tokens = s->max_tokens;
-    g->places = s->ranks;
+    g->keeps = keeps_positions(c);
+    g->places = g->keeps && s->top_k > s->ranks ? s->top_k : s->ranks;
     g->sources = c->layout.sources;
     g->token_words = (s->max_tokens + 31) / 32;
     row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
@@ -78,9 +85,13 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->sign_at = 0;
     g->drop_at = (uint64_t)s->ranks * MOE_GPU_LINE;
     g->header_at = g->drop_at + (uint64_t)s->ranks * MOE_GPU_LINE;
-    g->slot_at = (g->header_at + pairs * g->packets * MOE_GPU_PACKET + 255) / 256 * 256;
+    g->weight_packets = g->keeps && s->late_weights ? (s->top_k + 1) / 2 : 0;
+    g->weight_at = g->header_at + pairs * g->packets * MOE_GPU_PACKET;
+    g->slot_at =
+        (g->weight_at + pairs * g->weight_packets * MOE_GPU_PACKET + 255) / 256 * 256;
     g->take_at = g->slot_at + pairs * g->row.stride;
-    g->half_bytes = (g->take_at + pairs * g->give.stride + 4095) / 4096 * 4096;
+    uint64_t takes = (uint64_t)s->max_tokens * g->places * g->give.stride;
+    g->half_bytes = (g->take_at + takes + 4095) / 4096 * 4096;
     g->total_bytes = g->half_bytes * 2 * s->lanes;
     return HDL_OK;
 }
@@ -375,6 +386,7 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     a->align = s->align ? s->align : 1;
     a->format = (uint32_t)g->config->format;
     a->hidden = s->hidden;
+    a->exact = g->config->exact;
     a->expert_rows = g->geo.sources * s->max_tokens;
     a->timeout_ns = call->timeout_ns;
     a->holder_first = (const uint32_t *)g->tables;
@@ -476,6 +488,7 @@ enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *ca
     a.bias[1] = result->bias[1];
     a.missing = result->missing;
     a.accumulate = result->accumulate;
+    a.in_weights = result->weights;
     bool wide = is_wide(result->expert_out, g->geo.give.data_bytes) &&
                 is_wide(result->rows, 0) && is_wide(result->bias[0], 0) &&
                 is_wide(result->bias[1], 0);

@@ -106,6 +106,7 @@ struct moe_gpu_received {
 
 struct moe_gpu_result {
     const void *expert_out;
+    const float *weights; /* if none came with dispatch */
     void *rows;
     const void *bias[2];
     uint8_t *missing;

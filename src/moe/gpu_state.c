@@ -95,7 +95,7 @@ static enum hdl_status put_tables(struct moe_gpu *g)
 
 /* Places of a lane's arrays behind its state. */
 struct lane_places {
-    uint64_t sent_rows, sent_sums, own_ranks, entries, bytes;
+    uint64_t sent_rows, sent_sums, own_ranks, own_places, own_weights, entries, bytes;
 };
 
 static struct lane_places place_lane(const struct moe_gpu_geometry *g)
@@ -105,7 +105,10 @@ static struct lane_places place_lane(const struct moe_gpu_geometry *g)
     p.sent_rows = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
     p.sent_sums = p.sent_rows + g->max_tokens * 4ull;
     p.own_ranks = p.sent_sums + pairs * 4;
-    p.entries = (p.own_ranks + g->max_tokens * 4ull + 255) / 256 * 256;
+    uint64_t kept = g->keeps ? (uint64_t)g->max_tokens * g->top_k : 0;
+    p.own_weights = p.own_ranks + g->max_tokens * 4ull;
+    p.own_places = p.own_weights + kept * 4;
+    p.entries = (p.own_places + kept * 2 + 255) / 256 * 256;
     p.bytes = p.entries + pairs * g->top_k * sizeof(struct moe_gpu_entry);
     p.bytes = (p.bytes + 255) / 256 * 256;
     return p;
@@ -129,6 +132,8 @@ void moe_gpu_lane_of(const struct moe_gpu *g, uint32_t lane, bool masked,
     out->sent_rows = (uint32_t *)(at + p.sent_rows);
     out->sent_sums = (uint32_t *)(at + p.sent_sums);
     out->own_ranks = (uint32_t *)(at + p.own_ranks);
+    out->own_places = (uint16_t *)(at + p.own_places);
+    out->own_weights = (float *)(at + p.own_weights);
     out->entries = (struct moe_gpu_entry *)(at + p.entries);
 }
 

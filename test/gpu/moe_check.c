@@ -49,6 +49,28 @@ static void random_types(struct hdl_moe_opts *o, uint64_t *seed)
         o->combine_dtype = PICK(seed, HDL_BF16, HDL_F16, HDL_F32);
 }
 
+/* Every expert on one rank or several, a rank with few or none. */
+static void random_map(struct gpu_case *c, uint64_t *seed)
+{
+    uint32_t experts = (uint32_t)c->opts.num_experts, at = 0;
+    bool *held = calloc(experts, sizeof(bool));
+    c->map_ids = malloc(c->ranks * experts * sizeof(int32_t));
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        uint32_t first = at;
+        for (uint32_t e = 0; e < experts; e++) {
+            bool last = r == c->ranks - 1 && !held[e];
+            if (!last && gpu_random(seed) % c->ranks != 0)
+                continue;
+            held[e] = true;
+            c->map_ids[at++] = (int32_t)e;
+        }
+        c->map_counts[r] = (int32_t)(at - first);
+    }
+    free(held);
+    c->opts.expert_counts = c->map_counts;
+    c->opts.expert_ids = c->map_ids;
+}
+
 /* How the ranks of a case share the GPUs. */
 enum placement {
     IN_PHASES,    /* on one GPU, the phases of all ranks one after the other */
@@ -84,6 +106,15 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
         o->align = (int32_t)PICK(seed, 1, 8, 64);
     o->zero_padding = gpu_random(seed) & 1;
     random_types(o, seed);
+    o->lanes = (int32_t)PICK(seed, 1, 2, 3);
+    if ((gpu_random(seed) & 3) == 0)
+        random_map(c, seed);
+    if (c->map_ids && o->max_tokens > 31) /* the oracle takes too long */
+        o->max_tokens = 31;
+    if (o->dtype == HDL_U8 || o->layout == HDL_MOE_RANK_MAJOR || o->top_k > 32)
+        return;
+    o->exact = (gpu_random(seed) & 3) == 0;
+    o->late_weights = gpu_random(seed) & 1;
 }
 
 static void random_step(struct gpu_case *c, uint64_t *seed)
@@ -101,6 +132,11 @@ static void random_step(struct gpu_case *c, uint64_t *seed)
     for (uint32_t r = 0; r < c->ranks; r++)
         c->tokens[r] =
             (gpu_random(seed) & 1) ? M : (uint32_t)(gpu_random(seed) % (M + 1));
+    c->late = c->opts.late_weights ? (uint32_t)gpu_random(seed) : 0;
+    bool masks = (gpu_random(seed) & 3) == 0;
+    for (uint32_t r = 0; r < c->ranks; r++)
+        c->masked[r] =
+            masks ? (uint32_t)(gpu_random(seed) & gpu_random(seed)) & ~(1u << r) : 0;
 }
 
 /* All multiprocessors, or so few blocks that each does everything in turn. */
@@ -108,6 +144,31 @@ static uint32_t blocks_of(enum placement how, uint32_t number)
 {
     static const uint32_t few[] = {3, 7, 12};
     return how == SIDE_BY_SIDE ? few[number % 3] : (number % 3) ? 0 : 3;
+}
+
+/* A step, or with several lanes two of them, the one inside the other. Buffers that
+ * differ. */
+static int run_step(struct gpu_world *w, struct gpu_case *c, int step, uint64_t *seed)
+{
+    uint32_t lanes = (uint32_t)c->opts.lanes, lane = (uint32_t)step % lanes;
+    struct gpu_case inner = *c;
+    if (lanes == 1) {
+        if (!gpu_world_fill(w, c) || !gpu_world_step(w, c, 0))
+            exit(1);
+        return gpu_world_compare(w, c, OF_BOTH);
+    }
+    random_step(&inner, seed);
+    if (!gpu_world_fill(w, c) || !gpu_world_half(w, c, lane, false))
+        exit(1);
+    int differ = gpu_world_compare(w, c, OF_DISPATCH);
+    lane = (lane + 1) % lanes;
+    if (!gpu_world_fill(w, &inner) || !gpu_world_step(w, &inner, lane))
+        exit(1);
+    differ += gpu_world_compare(w, &inner, OF_BOTH);
+    lane = (lane + lanes - 1) % lanes;
+    if (!gpu_world_fill(w, c) || !gpu_world_half(w, c, lane, true))
+        exit(1);
+    return differ + gpu_world_compare(w, c, OF_COMBINE);
 }
 
 static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t number,
@@ -118,8 +179,9 @@ static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t numbe
     int bad = 0;
     random_case(&c, seed, how, (uint32_t)gpus);
     if (only >= 0 && only != (int)number) {
-        for (int step = 0; step < 3; step++)
+        for (int step = 0; step < (c.opts.lanes > 1 ? 6 : 3); step++)
             random_step(&c, seed);
+        free(c.map_ids);
         free(w);
         return 0;
     }
@@ -128,22 +190,24 @@ static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t numbe
         exit(1);
     for (int step = 0; step < 3; step++) {
         random_step(&c, seed);
-        if (!gpu_world_fill(w, &c) || !gpu_world_step(w, &c, 0))
-            exit(1);
-        int differ = gpu_world_compare(w, &c);
+        int differ = run_step(w, &c, step, seed);
         if (differ)
             fprintf(
                 stderr,
                 "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
                 "align %d dtype %d format %d combine %d routing %d special %d wide %d "
-                "blocks %u: %d buffers differ\n",
+                "blocks %u map %d exact %d late %x lanes %d masked %x %x: %d buffers "
+                "differ\n",
                 placements[how], number, step, c.ranks, c.opts.hidden, c.opts.max_tokens,
                 c.opts.top_k, c.opts.num_experts, (int)c.opts.layout, c.opts.align,
                 (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
-                c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks, differ);
+                c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks,
+                c.map_ids != NULL, c.opts.exact, c.late, c.opts.lanes, c.masked[0],
+                c.masked[1], differ);
         bad += differ != 0;
     }
     gpu_world_close(w);
+    free(c.map_ids);
     free(w);
     return bad;
 }
@@ -152,6 +216,8 @@ int main(int argc, char **argv)
 {
     uint32_t cases = argc > 1 ? (uint32_t)atoi(argv[1]) : 50;
     uint64_t seed = argc > 2 ? (uint64_t)atoll(argv[2]) : 1;
+    /* Ranks side by side wait for each other: none may be queued behind another. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "16", 0);
     int only = argc > 3 ? atoi(argv[3]) : -1, gpus = gpu_count(), total = 0;
     const char *mode = getenv("MOE_CHECK_MODE"); /* number of a placement, else all */
     if (gpus == 0) {

@@ -111,7 +111,7 @@ static int run_child(uint32_t me, uint32_t ranks, int socket)
         }
         if (!gpu_world_step(w, &c, 0))
             return 2;
-        bad += gpu_world_compare(w, &c) != 0;
+        bad += gpu_world_compare(w, &c, OF_BOTH) != 0;
     }
     gpu_world_close(w);
     free(w);

@@ -108,7 +108,8 @@ static bool make_buffers(struct gpu_world *w, struct gpu_rank *r)
            make_buffer(w, r, BUF_EXPERT_OUT, c->layout.take_rows * take) &&
            make_buffer(w, r, BUF_RESULT, M * take) &&
            make_buffer(w, r, BUF_BIAS, M * take) && make_buffer(w, r, BUF_MISSING, M) &&
-           make_buffer(w, r, BUF_TOKENS, 4);
+           make_buffer(w, r, BUF_TOKENS, 4) &&
+           make_buffer(w, r, BUF_ACTIVE, s->ranks * 4);
 }
 
 static uint32_t number_from(const char *variable)
@@ -235,7 +236,8 @@ static int64_t choose_expert(const struct gpu_world *w, const struct gpu_case *c
     case ROUTE_HOT_EXPERT:
         return (r & 3) ? (int64_t)(r >> 8) % m->experts : 0;
     case ROUTE_HOT_RANK:
-        return m->list[(r >> 8) % moe_map_local_experts(m, 0)];
+        local = moe_map_local_experts(m, 0);
+        return local ? (int64_t)m->list[(r >> 8) % local] : -1;
     case ROUTE_LOCAL:
         return local ? (int64_t)m->list[m->first[rank] + (r >> 8) % local] : -1;
     case ROUTE_EMPTY:
@@ -321,6 +323,8 @@ static bool fill_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t ra
         memcpy(b[BUF_RESULT].want, b[BUF_RESULT].host, b[BUF_RESULT].bytes);
     }
     *(uint32_t *)b[BUF_TOKENS].host = c->tokens[rank];
+    for (uint32_t i = 0; i < w->ranks; i++)
+        ((int32_t *)b[BUF_ACTIVE].host)[i] = !(c->masked[rank] >> i & 1);
     if (!r->gpu)
         return true;
     if (gpu_enter(&r->gpu->device))
@@ -356,7 +360,7 @@ struct moe_gpu_tokens gpu_tokens_of(const struct gpu_rank *r, const struct gpu_c
         .rows = at(r, BUF_ROWS),
         .scales = at(r, BUF_SCALES),
         .ids = at(r, BUF_IDS),
-        .weights = at(r, BUF_WEIGHTS),
+        .weights = c->late >> rank & 1 ? NULL : at(r, BUF_WEIGHTS),
         .num_tokens_at = (c->seed & 1) ? at(r, BUF_TOKENS) : NULL,
         .num_tokens = c->tokens[rank],
         .ids_are_64 = c->ids_are_64,
@@ -389,6 +393,7 @@ struct moe_gpu_result gpu_result_of(const struct gpu_world *w, const struct gpu_
 {
     struct moe_gpu_result d = {
         .expert_out = at(r, BUF_EXPERT_OUT),
+        .weights = c->late >> (r - w->rank) & 1 ? at(r, BUF_WEIGHTS) : NULL,
         .rows = at(r, BUF_RESULT),
         .bias = {c->bias ? at(r, BUF_BIAS) : NULL, NULL},
         .missing = at(r, BUF_MISSING),
@@ -406,6 +411,7 @@ static bool run_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t la
             continue;
         struct moe_gpu_call call = {.lane = lane,
                                     .phase = phase,
+                                    .active = c->masked[i] ? at(r, BUF_ACTIVE) : NULL,
                                     .timeout_ns = w->timeout_ns,
                                     .stream = r->stream};
         struct moe_gpu_tokens tokens = gpu_tokens_of(r, c, i);
@@ -439,20 +445,34 @@ bool gpu_world_fetch(struct gpu_rank *r)
     return ok;
 }
 
-bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane)
+static bool run_half(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
+                     bool combine)
 {
     uint32_t both = MOE_GPU_SEND | MOE_GPU_RECV;
-    for (int combine = 0; combine < (w->config.opaque ? 1 : 2); combine++) {
-        bool ok = c->split ? run_phase(w, c, lane, MOE_GPU_SEND, combine) &&
-                                 run_phase(w, c, lane, MOE_GPU_RECV, combine)
-                           : run_phase(w, c, lane, both, combine);
-        if (!ok)
-            return false;
-    }
+    if (combine && w->config.opaque)
+        return true;
+    return c->split ? run_phase(w, c, lane, MOE_GPU_SEND, combine) &&
+                          run_phase(w, c, lane, MOE_GPU_RECV, combine)
+                    : run_phase(w, c, lane, both, combine);
+}
+
+static bool fetch_all(struct gpu_world *w)
+{
     for (uint32_t i = 0; i < w->ranks; i++)
         if (w->rank[i].gpu && !gpu_world_fetch(&w->rank[i]))
             return say("step");
     return true;
+}
+
+bool gpu_world_half(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
+                    bool combine)
+{
+    return run_half(w, c, lane, combine) && fetch_all(w);
+}
+
+bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane)
+{
+    return run_half(w, c, lane, false) && run_half(w, c, lane, true) && fetch_all(w);
 }
 
 /* ---------------------------------------------------------------------- comparison */
@@ -460,15 +480,20 @@ bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane
 static void oracle(struct gpu_world *w, const struct gpu_case *c, uint32_t me)
 {
     struct moe_reference_rank ranks[MOE_GPU_MAX_RANKS];
+    int32_t active[MOE_GPU_MAX_RANKS][MOE_GPU_MAX_RANKS];
     memset(ranks, 0, sizeof(ranks));
     for (uint32_t i = 0; i < w->ranks; i++) {
         const struct gpu_buffer *b = w->rank[i].buffer;
         ranks[i].rows = b[BUF_ROWS].host;
         ranks[i].scales = b[BUF_SCALES].host;
         ranks[i].ids = w->rank[i].ids64;
-        ranks[i].weights = (const float *)b[BUF_WEIGHTS].host;
+        ranks[i].late = (const float *)b[BUF_WEIGHTS].host;
+        ranks[i].weights = c->late >> i & 1 ? NULL : ranks[i].late;
+        ranks[i].split = c->split;
+        for (uint32_t j = 0; j < w->ranks; j++)
+            active[i][j] = w->present[j] && !(c->masked[i] >> j & 1);
         ranks[i].tokens = c->tokens[i];
-        ranks[i].active = w->present;
+        ranks[i].active = active[i];
         ranks[i].outputs = b[BUF_EXPERT_OUT].host;
     }
     struct gpu_buffer *b = w->rank[me].buffer;
@@ -507,7 +532,8 @@ static const char *const names[BUF_COUNT] = {
     "rows",       "scales",    "ids",         "weights",       "out rows",
     "out scales", "counts",    "offsets",     "row numbers",   "source token",
     "ranges",     "local ids", "out weights", "source counts", "totals",
-    "expert out", "result",    "bias",        "missing",       "tokens"};
+    "expert out", "result",    "bias",        "missing",       "tokens",
+    "active"};
 
 /* The bits of a NaN that a sum gives depend on the processor: all of them are equal here.
  */
@@ -521,7 +547,8 @@ static void unify_nan(const struct gpu_world *w, unsigned char *rows, size_t byt
     }
 }
 
-static int compare_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t me)
+static int compare_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t me,
+                        enum gpu_outputs of)
 {
     int bad = 0;
     oracle(w, c, me);
@@ -532,7 +559,9 @@ static int compare_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t 
     }
     for (int k = BUF_OUT_ROWS; k < BUF_TOKENS; k++) {
         struct gpu_buffer *b = &w->rank[me].buffer[k];
+        bool combined = k == BUF_RESULT || k == BUF_MISSING;
         if (!b->bytes || k == BUF_EXPERT_OUT || k == BUF_BIAS ||
+            !(of & (combined ? OF_COMBINE : OF_DISPATCH)) ||
             memcmp(b->host, b->want, b->bytes) == 0)
             continue;
         size_t i = 0, n = 0;
@@ -551,11 +580,11 @@ static int compare_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t 
     return bad;
 }
 
-int gpu_world_compare(struct gpu_world *w, const struct gpu_case *c)
+int gpu_world_compare(struct gpu_world *w, const struct gpu_case *c, enum gpu_outputs of)
 {
     int bad = 0;
     for (uint32_t i = 0; i < w->ranks; i++)
         if (w->rank[i].gpu)
-            bad += compare_rank(w, c, i);
+            bad += compare_rank(w, c, i, of);
     return bad;
 }

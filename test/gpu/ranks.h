@@ -18,6 +18,9 @@ struct gpu_case {
     bool special; /* NaN, Inf and zeros among the rows */
     bool split;   /* send and receive phases of all ranks one after the other */
     bool wide_values;
+    uint32_t late;                      /* ranks whose weights come with combine */
+    uint32_t masked[MOE_GPU_MAX_RANKS]; /* ranks that a rank does not wait for */
+    int32_t map_counts[MOE_GPU_MAX_RANKS], *map_ids; /* for opts, if there is a map */
 };
 
 enum gpu_routing {
@@ -59,6 +62,7 @@ enum gpu_buffer_kind {
     BUF_BIAS,
     BUF_MISSING,
     BUF_TOKENS,
+    BUF_ACTIVE,
     BUF_COUNT
 };
 
@@ -104,12 +108,17 @@ struct moe_gpu_received gpu_received_of(const struct gpu_world *w,
                                         const struct gpu_rank *r);
 struct moe_gpu_result gpu_result_of(const struct gpu_world *w, const struct gpu_rank *r,
                                     const struct gpu_case *c);
-/* Runs one step on all ranks; false = said why. */
+/* Runs one step on all ranks, or half of one and brings the outputs here; false = said
+ * why. */
 bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane);
+bool gpu_world_half(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
+                    bool combine);
 /* Copies the outputs of a rank here; waits for its stream. */
 bool gpu_world_fetch(struct gpu_rank *r);
-/* Compares all outputs with the oracle, byte by byte. Number of buffers that differ. */
-int gpu_world_compare(struct gpu_world *w, const struct gpu_case *c);
+/* Compares the outputs of combine, of dispatch, or of both with the oracle, byte by byte.
+ * Number of buffers that differ. */
+enum gpu_outputs { OF_DISPATCH = 1, OF_COMBINE = 2, OF_BOTH = 3 };
+int gpu_world_compare(struct gpu_world *w, const struct gpu_case *c, enum gpu_outputs of);
 
 void gpu_case_defaults(struct gpu_case *c);
 

@@ -91,7 +91,8 @@ static void test_gpu_options(void **state)
     refuse_gpu(p, "dp_size 2");
     p = o;
     p.exact = true;
-    refuse_gpu(p, "exact");
+    p.top_k = 33;
+    refuse_gpu(p, "exact sums with top_k 33");
     p = o;
     p.combine_wire = HDL_MOE_WIRE_F32;
     refuse_gpu(p, "combine_wire 1");
@@ -100,7 +101,8 @@ static void test_gpu_options(void **state)
     refuse_gpu(p, "protocol 3");
     p = o;
     p.late_weights = true;
-    refuse_gpu(p, "late_weights");
+    p.top_k = 40;
+    refuse_gpu(p, "late_weights with top_k 40");
 }
 
 static void test_refused(void **state)
