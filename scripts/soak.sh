@@ -47,7 +47,7 @@ run_part() {
     chaos-rank0) chaos "$1" --coordinator rank0 ;;
     sim) try sim schedules ;;
     moe) try moe meson test -C build --no-rebuild --timeout-multiplier 4 moe_soak_million ;;
-    recovery) try recovery build/heddle perf recovery --repeats 1000 ;;
+    recovery) try recovery build/heddle perf recovery ;;
     # Deaths at every message, stalls, and branches that are rarely taken.
     steps) HEDDLE_SOAK=1 try steps meson test -C build --no-rebuild --suite ranks --timeout-multiplier 30 ;;
     *)

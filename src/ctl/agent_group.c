@@ -371,9 +371,11 @@ void agent_group_event(struct ctl_agent *agent, const struct ctl_agent_event *ev
 void agent_group_report(struct ctl_agent *agent, struct agent_group *group)
 {
     bool known = group->state == AGENT_RUNNING || group->state == AGENT_ATTACHED;
-    if (group->state == AGENT_REGISTERED)
+    /* A joiner that is introduced may be a member already and not know it. */
+    bool introduced = group->state == AGENT_REGISTERED && group->join && group->view;
+    if (group->state == AGENT_REGISTERED && !introduced)
         group->state = AGENT_REGISTERING; /* the registration is gone: once more */
-    if (!known || !group->view)
+    if ((!known && !introduced) || !group->view)
         return;
     struct ctl_msg request;
     struct ctl_view *view = group->view;

@@ -12,10 +12,12 @@ static void registered(struct ctl_agent *agent, const struct ctl_msg *msg)
     struct agent_group *group = agent_group_by_key(agent, msg->key);
     if (!group || group->state == AGENT_FAILED)
         return;
+    /* A coordinator that was started again may know nothing of the one before. */
+    bool anew = group->state == AGENT_REGISTERED && group->rank_epoch != msg->rank_epoch;
     group->id = msg->group;
     group->rank_epoch = msg->rank_epoch;
     group->retry_at = 0;
-    if (group->state != AGENT_REGISTERING)
+    if (group->state != AGENT_REGISTERING && !anew)
         return;
     group->state = AGENT_REGISTERED;
     base_list_each(node, after, &group->proposals) ctl_do_send_bytes(
@@ -210,7 +212,7 @@ static void failed(struct ctl_agent *agent, const struct ctl_msg *msg)
     struct agent_group *group = agent_group_by_key(agent, msg->key);
     if (!group)
         return;
-    if (msg->status == HDL_PENDING && group->join) {
+    if (msg->status == HDL_PENDING && group->state < AGENT_RUNNING) {
         group->state = AGENT_REGISTERING;
         group->retry_at = agent->now + SECOND / 10;
         agent_wake_at(agent, group->retry_at);

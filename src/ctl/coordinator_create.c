@@ -179,7 +179,8 @@ static struct coord_group *find_forming(struct ctl_coordinator *c,
     for (struct base_list *node = c->group_list.prev; node != &c->group_list;
          node = node->prev) {
         struct coord_group *group = base_container_of(node, struct coord_group, node);
-        if (strcmp(group->params.name, registration->name) != 0)
+        if (strcmp(group->params.name, registration->name) != 0 ||
+            group->state == GROUP_COLLECTING)
             continue;
         if (group->state == GROUP_BROKEN)
             return is_to_be_told(c, group, registration->slot) ? group : NULL;

@@ -136,13 +136,14 @@ static void place(struct ctl_coordinator *c, struct coord_group *group, uint32_t
     }
 }
 
-static void fail_all(struct ctl_coordinator *c, struct coord_group *group)
+/* Nobody runs it: its founders begin again. */
+static void register_again(struct ctl_coordinator *c, struct coord_group *group)
 {
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         struct coord_member *member = group->slots[i].joiner;
         if (member && !member->dead)
             coord_fail_member(
-                c, member->rank, member->key, group->id, HDL_ECOORD,
+                c, member->rank, member->key, group->id, HDL_PENDING,
                 "the coordinator was restarted while the group was created");
     }
     coord_group_free(c, group);
@@ -156,7 +157,7 @@ static void take_over(struct ctl_coordinator *c, struct coord_group *group)
         running |= member && member->reported_epoch != 0;
     }
     if (!running) {
-        fail_all(c, group);
+        register_again(c, group);
         return;
     }
     ctl_do_log(c->out, HDL_LOG_INFO, "group %s is taken over with view %llx",
@@ -192,6 +193,8 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
         return;
     struct coord_group *group = find_or_make(c, msg);
     bool late = !group || (group->state != GROUP_COLLECTING && !is_spare(group, msg));
+    if (late && !msg->flag && registration->join)
+        return; /* a joiner registers anew */
     if (late || msg->slot >= group->params.capacity || group->slots[msg->slot].joiner) {
         coord_send(c, rank,
                    &(struct ctl_msg){.type = CTL_MSG_FENCED, .group = msg->group});

@@ -13,7 +13,13 @@
 #include "tools/crew/crew.h"
 #include "tools/options.h"
 
-enum { REPEATS_MAX = 1000, QUIET_RUNS = 3, QUIET_RANKS = 2, BATCHES = 9 };
+enum {
+    REPEATS_MAX = 1000,
+    CYCLES_MAX = 100000,
+    QUIET_RUNS = 3,
+    QUIET_RANKS = 2,
+    BATCHES = 9
+};
 
 enum what {
     FIRST_TOLD,
@@ -27,6 +33,7 @@ enum what {
     COST,
     IDLE,
     CONTROL,
+    CYCLE,
     MEMORY,
     KEPT,
     WHATS
@@ -47,8 +54,9 @@ static const struct {
     [COST] = {"8 B all_reduce: slower than without detection", 50e-6, 1, "ms"},
     [IDLE] = {"idle rank: processor time in a second", 2, 2, "ms"},
     [CONTROL] = {"idle rank: control payload in a second", 1, 1, "KB"},
-    [MEMORY] = {"kills and replacements: memory of a survivor grows by", 1, 1, "MB"},
-    [KEPT] = {"kills and replacements: more descriptors and mappings", 0, 0, ""},
+    [CYCLE] = {"kill and replacement: until all are together again", 1000, 5000, "ms"},
+    [MEMORY] = {"kills, second half: memory of a survivor grows by", 1, 1, "MB"},
+    [KEPT] = {"kills, second half: more descriptors and mappings", 4, 4, ""},
 };
 
 struct recovery {
@@ -159,22 +167,31 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+static bool kill_rank(struct recovery *v, int rank)
+{
+    begin(v);
+    crew_kill(&v->crew, rank, SIGKILL);
+    return until(v, lack_victim);
+}
+
+static bool replace(struct recovery *v, int rank)
+{
+    return until(v, is_gone) && crew_spawn(&v->crew, rank, true) && admit(v, rank);
+}
+
 static bool kill_and_replace(struct recovery *v, int rank, bool forked)
 {
-    struct crew *crew = &v->crew;
     if (forked) {
-        crew_command(crew, rank, "fork");
-        if (!crew_until(crew, NULL, NULL, 50 * BASE_NS_PER_MS))
+        crew_command(&v->crew, rank, "fork");
+        if (!crew_until(&v->crew, NULL, NULL, 50 * BASE_NS_PER_MS))
             return false;
     }
-    begin(v);
-    crew_kill(crew, rank, SIGKILL);
-    if (!until(v, lack_victim))
+    if (!kill_rank(v, rank))
         return false;
     note_since(v, forked ? FORKED : FIRST_TOLD, v->told_ns);
     if (!forked)
         note_since(v, ALL_RIGHT, newest(v));
-    if (!until(v, is_gone) || !crew_spawn(crew, rank, true) || !admit(v, rank))
+    if (!replace(v, rank))
         return false;
     note(v, ADMISSION, (double)v->longest_ns / 1e6);
     return true;
@@ -211,22 +228,35 @@ static struct crew_usage settled_usage(struct recovery *v)
     return least;
 }
 
-/* Losses, removals, admissions. What a survivor holds is flat after the first tenth. */
 static bool run_events(struct recovery *v, int repeats)
 {
     bool good = crew_start(&v->crew);
-    struct crew_usage first = {0}, last = {0};
-    for (int k = 0; good && k < repeats; k++) {
-        if (k == (repeats < 10 ? repeats - 1 : repeats / 10))
-            first = settled_usage(v);
+    for (int k = 0; good && k < repeats; k++)
         good = repeat(v, k);
+    return crew_stop(&v->crew) && good;
+}
+
+/* What a survivor of so many holds is flat once the buffers of a transport were all used:
+ * after the first half. A connection more or less is none that is lost. */
+static bool run_cycles(struct recovery *v, int cycles)
+{
+    bool good = crew_start(&v->crew);
+    struct crew_usage half = {0}, last = {0};
+    for (int k = 0; good && k < cycles; k++) {
+        int rank = 1 + k % (v->crew.opts.ranks - 1);
+        int64_t from_ns = base_now_ns();
+        v->victim = UINT64_C(1) << rank;
+        if (k == cycles / 2)
+            half = settled_usage(v);
+        good = kill_rank(v, rank) && replace(v, rank);
+        note(v, CYCLE, (double)(base_now_ns() - from_ns) / 1e6);
     }
-    if (good && repeats > 1) {
+    if (good && cycles > 1) {
         last = settled_usage(v);
-        note(v, MEMORY, (double)(last.memory_kb - first.memory_kb) / 1024);
+        note(v, MEMORY, (double)(last.memory_kb - half.memory_kb) / 1024);
         note(v, KEPT,
-             (double)(last.descriptors + last.mappings - first.descriptors -
-                      first.mappings));
+             (double)(last.descriptors + last.mappings - half.descriptors -
+                      half.mappings));
     }
     return crew_stop(&v->crew) && good;
 }
@@ -326,14 +356,14 @@ static bool show(struct recovery *v, bool json)
     return all;
 }
 
-static bool run_all(struct recovery *v, int repeats, bool events_only)
+static bool run_all(struct recovery *v, int repeats, int cycles, bool events_only)
 {
     struct crew_opts opts = v->crew.opts;
     opts.mode = "4k";
     opts.pause_us = 200;
     opts.dead_after_us = 5000000;
     v->crew = (struct crew){.on_record = on_record, .user = v, .opts = opts};
-    if (!run_events(v, repeats))
+    if (!run_events(v, repeats) || (cycles && !run_cycles(v, cycles)))
         return false;
     opts.dead_after_us = 1000000;
     v->crew = (struct crew){.on_record = on_record, .user = v, .opts = opts};
@@ -349,12 +379,14 @@ static bool run_all(struct recovery *v, int repeats, bool events_only)
 
 int perf_recovery(int argc, char **argv)
 {
-    int64_t ranks = 4, repeats = 50;
+    int64_t ranks = 4, repeats = 50, cycles = 1000;
     const char *transport = "auto";
     bool json = false, events_only = false;
     const struct tool_option options[] = {
         {'n', "ranks", TOOL_INT, &ranks, 3, "N", "ranks, 3 to 15 (default 4)"},
         {0, "repeats", TOOL_INT, &repeats, 1, "N", "of each event (default 50)"},
+        {0, "cycles", TOOL_INT, &cycles, 0, "N",
+         "kills and replacements while memory is watched (default 1000)"},
         {0, "transport", TOOL_CHOICE, &transport, 0, "auto|shm|fabric|mixed",
          "the way to the others; mixed = two hosts (default auto)"},
         {0, "events-only", TOOL_FLAG, &events_only, 0, NULL,
@@ -373,14 +405,16 @@ int perf_recovery(int argc, char **argv)
     enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
     if (parsed != TOOL_PARSED)
         return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
-    if (ranks > CREW_RANKS_MAX || repeats > REPEATS_MAX || first < argc)
-        return tool_usage_error("perf recovery takes 3 to %d ranks and 1 to %d repeats",
-                                CREW_RANKS_MAX, REPEATS_MAX);
+    if (ranks > CREW_RANKS_MAX || repeats > REPEATS_MAX || cycles > CYCLES_MAX ||
+        first < argc)
+        return tool_usage_error("perf recovery takes 3 to %d ranks, 1 to %d repeats and "
+                                "up to %d cycles",
+                                CREW_RANKS_MAX, REPEATS_MAX, CYCLES_MAX);
     struct recovery *v = calloc(1, sizeof(*v));
     if (!v)
         return tool_failed("no memory");
     v->crew.opts = (struct crew_opts){.ranks = (int)ranks, .transport = transport};
-    bool good = run_all(v, (int)repeats, events_only);
+    bool good = run_all(v, (int)repeats, (int)cycles, events_only);
     if (!good)
         (void)tool_failed("recovery: %s", v->crew.problem);
     good = show(v, json) && good;
