@@ -16,6 +16,11 @@ timeout 90 "$build/moe_processes"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_api" || exit 1
+# Torch's tensors, where there is a torch that sees the GPUs.
+if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
+        timeout 180 python3 test/gpu/buffer.py || exit 1
+fi
 if command -v compute-sanitizer >/dev/null; then
     # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.
     MOE_CHECK_MODE=0 timeout 300 compute-sanitizer --tool memcheck --error-exitcode 1 "$build/moe_check" 4 "$seed" || exit 1

@@ -11,7 +11,7 @@
 #include "base/config.h"
 #include "base/env.h"
 #include "base/status.h"
-#include "gpu/kernels.h"
+#include "gpu/device.h"
 #include "group/reduce.h"
 #include "group/table.h"
 #include "heddle.h"
@@ -88,14 +88,50 @@ static void add_machine(struct text *text)
     add(text, "}");
 }
 
-/* What the kernels in this build were compiled for, whether or not there is a GPU here.
- */
-static void add_kernels(struct text *text)
+/* Numbers of the devices in a mask, as text. */
+static void add_devices_of(struct text *text, const char *name, uint64_t mask)
+{
+    char list[256] = "";
+    for (int d = 0; d < 64; d++)
+        if (mask >> d & 1)
+            snprintf(list + strlen(list), sizeof(list) - strlen(list), "%s%d",
+                     list[0] ? " " : "", d);
+    add(text, ",\"%s\":", name);
+    add_string(text, list[0] ? list : "none");
+}
+
+static void add_device(struct text *text, int device, const struct gpu_info *info)
+{
+    add(text, "%s{\"device\":%d,\"name\":", device ? "," : "", device);
+    add_string(text, info->name);
+    add(text, ",\"bus\":");
+    add_string(text, info->bus);
+    add(text, ",\"capability\":\"%d.%d\",\"multiprocessors\":%d", info->major,
+        info->minor, info->multiprocessors);
+    add(text, ",\"memory_bytes\":%" PRIu64, info->memory_bytes);
+    add_devices_of(text, "nvlink", info->linked);
+    add_devices_of(text, "access", info->reached);
+    add(text, "}");
+}
+
+/* What the kernels in this build were compiled for, whether or not there is a GPU here;
+ * the GPUs and how they reach each other, or why there are none. */
+static void add_gpus(struct text *text)
 {
     bool any = gpu_kernels_architectures[0] != 0;
+    struct gpu_info info;
+    int count = gpu_count();
     add(text, "\"gpu\":{\"compiled_for\":");
     add_string(text, any ? gpu_kernels_architectures : "nothing: built without nvcc");
-    add(text, "}");
+    add(text, ",\"driver\":");
+    add_string(text, count ? "found" : base_detail());
+    if (count)
+        add(text, ",\"cuda_version\":%d", gpu_driver_version());
+    add(text, ",\"devices\":[");
+    for (int d = 0; d < count; d++)
+        if (gpu_describe(d, &info) == HDL_OK)
+            add_device(text, d, &info);
+    add(text, "]}");
 }
 
 static void add_algorithms(struct text *text)
@@ -158,7 +194,7 @@ enum hdl_status hdl_info(char *json, size_t *length)
     add(&text, ",\"transports\":");
     add_part(&text, &env, net_describe);
     add(&text, ",");
-    add_kernels(&text);
+    add_gpus(&text);
     add(&text, ",");
     add_algorithms(&text);
     add(&text, ",");

@@ -34,6 +34,7 @@ from heddle.torch._members import (
     recover_ranks,
     sync_after_failure,
 )
+from heddle.torch._ops import register_exchange
 from heddle.torch._options import (
     MooncakeBackendOptions,
     set_collective_timeout_us,
@@ -67,6 +68,7 @@ __all__ = [
     "get_peer_state",
     "join_group",
     "recover_ranks",
+    "register_exchange",
     "set_collective_timeout_us",
     "set_device_filter",
     "set_fault_reconciliation_window_us",

@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 
 from heddle import _abi, _error
-from heddle._abi import MoeFormat, Status, lib
+from heddle._abi import MoeFormat, MoeMemory, Status, lib
 from heddle._context import Context
 from heddle._group import Group
-from heddle._moe import Moe, MoeOptions
+from heddle._moe import DeviceBytes, Moe, MoeOptions
 from heddle._object import Object
 from heddle.torch._group import ProcessGroup
 
@@ -27,8 +27,20 @@ log = logging.getLogger("heddle.torch")
 _HINT_TOP_K = 64
 
 
+class StreamEvent:
+    """The work that a stream has been given so far."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(stream)
+
+    def current_stream_wait(self) -> None:
+        """Makes the current stream wait for that work."""
+        torch.cuda.current_stream().wait_event(self._event)
+
+
 class EventOverlap:
-    """What an unfinished call would leave on a stream. On the CPU a call is finished when it returns."""
+    """What a call left on a stream (`async_finish` on CUDA). On the CPU a call is finished when it returns."""
 
     def __init__(self, event: Any = None, extra_tensors: tuple[torch.Tensor, ...] | None = None) -> None:
         self.event = event
@@ -69,15 +81,19 @@ class _Shape(NamedTuple):
     num_experts: int
     top_k: int
     use_fp8: bool
+    device: torch.device = torch.device("cpu")
 
     def options(self) -> MoeOptions:
+        on_cuda = self.device.type == "cuda"
         return MoeOptions(
             self.num_experts,
             self.top_k,
             self.hidden,
             self.max_tokens,
             format=MoeFormat.FP8 if self.use_fp8 else MoeFormat.PLAIN,
-            late_weights=True,
+            late_weights=not on_cuda,
+            memory=MoeMemory.CUDA if on_cuda else MoeMemory.HOST,
+            cuda_device=(self.device.index or 0) if on_cuda else 0,
         )
 
 
@@ -102,7 +118,8 @@ class _Exchange:
         self.local = self.moe.local_experts
         self.rows = self.moe.num_ranks * self.shape.max_tokens
         # Where each expert begins, in the upper half: the library counts rows through, a handle by expert.
-        self.first = (torch.arange(self.local) * self.rows << 32)[:, None].repeat(1, self.moe.num_ranks)
+        first = torch.arange(self.local, device=self.shape.device) * self.rows << 32
+        self.first = first[:, None].repeat(1, self.moe.num_ranks)
 
     def begin(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor | None) -> None:
         tokens = self.tokens
@@ -135,16 +152,57 @@ class _Arrivals:
     __slots__ = ("counts", "ranges", "rows", "scales", "source_token")
 
     def __init__(self, exchange: _Exchange) -> None:
-        shape, local, rows = exchange.shape, exchange.local, exchange.rows
+        shape, local, rows, device = exchange.shape, exchange.local, exchange.rows, exchange.shape.device
         self.scales = None
+        dtype = torch.float8_e4m3fn if shape.use_fp8 else torch.bfloat16
+        self.rows = torch.empty((local, rows, shape.hidden), dtype=dtype, device=device)
         if shape.use_fp8:
-            self.rows = torch.empty((local, rows, shape.hidden), dtype=torch.float8_e4m3fn)
-            self.scales = torch.empty((local, rows, (shape.hidden + 127) // 128))
-        else:
-            self.rows = torch.empty((local, rows, shape.hidden), dtype=torch.bfloat16)
-        self.counts = torch.empty(local, dtype=torch.int32)
-        self.source_token = torch.full((local, rows), -1, dtype=torch.int32)
+            self.scales = torch.empty((local, rows, (shape.hidden + 127) // 128), device=device)
+        self.counts = torch.empty(local, dtype=torch.int32, device=device)
+        self.source_token = torch.full((local, rows), -1, dtype=torch.int32, device=device)
         self.ranges = exchange.first.clone()
+
+    def tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self.rows, self.scales, self.counts, self.source_token, self.ranges
+
+
+class _Run:
+    """The stream that a call's work goes to (None on the CPU): current while the call is made."""
+
+    def __init__(self, stream: Any, aside: bool) -> None:
+        self._stream = stream
+        self._aside = aside
+        self._guard: Any = None
+
+    def __enter__(self) -> None:
+        if self._aside:
+            self._guard = torch.cuda.stream(self._stream)
+            self._guard.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        if self._guard is not None:
+            self._guard.__exit__(*failure)
+
+    def event(self, tensors: tuple[torch.Tensor | None, ...]) -> EventOverlap:
+        """What the caller waits for; the tensors stay as they are until the stream is done with them."""
+        if not self._aside:
+            return EventOverlap()
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.record_stream(self._stream)
+        return EventOverlap(StreamEvent(self._stream))
+
+    def then(self, receive: Callable[[], None]) -> Callable[[], None]:
+        """The second phase comes after the first one, whatever stream is current then."""
+        if self._stream is None:
+            return receive
+        sent = StreamEvent(self._stream)
+
+        def after() -> None:
+            sent.current_stream_wait()
+            receive()
+
+        return after
 
 
 class _Adopted(Object):
@@ -224,7 +282,10 @@ class Buffer:
     get_ep_buffer_size_hint(). disable_p2p: no shared memory, also on one host (with a foreign process group).
     Attributes: rank, group_size (R), group, backend, num_ep_buffer_bytes, _use_fallback.
 
-    Raises heddle.Error as heddle.Moe does; NotImplementedError for CUDA tensors.
+    With CUDA tensors all ranks are processes of one host with a GPU each; calls only put their work into the current
+    stream, and what is missing is found in active_ranks (a CUDA tensor then), handle.missing and the exchange's status.
+
+    Raises heddle.Error as heddle.Moe does.
     """
 
     def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False) -> None:
@@ -232,8 +293,9 @@ class Buffer:
         self.rank: int = dist.get_rank(group)
         self.group_size: int = dist.get_world_size(group)
         self.num_ep_buffer_bytes = num_ep_buffer_bytes
-        #: The host path. On CPU tensors there is no other.
+        #: The host path, as long as no CUDA tensor was given.
         self._use_fallback = True
+        self._side: Any = None
         self.backend: Any = dist.get_backend(group)
         self._exchanges: dict[_Shape, _Exchange] = {}
         self._last: _Exchange | None = None
@@ -312,13 +374,17 @@ class Buffer:
     def _even(self, num_experts: int) -> list[int]:
         return [num_experts // self._slots] * self._slots
 
-    def _mask(self, active_ranks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _mask(
+        self, active_ranks: torch.Tensor | None, device: torch.device
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """(mask of all slots for the C call, the caller's tensor to update or None)."""
+        if active_ranks is None and device.type == "cuda":
+            return None, None  # the members
         if active_ranks is None:
             if isinstance(self.group, ProcessGroup):
                 return self.group.active_ranks[: self._slots].to("cpu", torch.int32, copy=True), None
             return torch.ones(self._slots, dtype=torch.int32), None
-        _on_cpu(active_ranks, "active_ranks")
+        _on(device, active_ranks, "active_ranks")
         length = active_ranks.numel()
         if active_ranks.dtype != torch.int32 or length not in (self.group_size, self._slots):
             raise ValueError(
@@ -326,7 +392,7 @@ class Buffer:
             )
         if length == self._slots and active_ranks.is_contiguous():
             return active_ranks, None
-        mask = torch.zeros(self._slots, dtype=torch.int32)
+        mask = torch.zeros(self._slots, dtype=torch.int32, device=device)
         mask[:length] = active_ranks
         return mask, active_ranks
 
@@ -340,14 +406,17 @@ class Buffer:
         last: tuple[Any, ...] = (),
     ) -> None:
         """One C call, whose options stand before `last`; ranks that did not come are cleared in the caller's mask."""
-        mask, target = self._mask(active_ranks)
+        device = exchange.shape.device
+        mask, target = self._mask(active_ranks, device)
         call = exchange.call
-        call.active = mask.data_ptr()
+        call.active = None if mask is None else mask.data_ptr()
+        if device.type == "cuda":
+            call.stream = torch.cuda.current_stream(device).cuda_stream
         call.timeout_us = timeout_us if timeout_us != 0 else 1  # 0 is no limit there
         status = exchange.moe.call(function, *arguments, call, *last)
         if status < 0:
             raise _error.last(status)
-        if target is not None:
+        if target is not None and mask is not None:
             target.copy_(mask[: target.numel()])
         if status == Status.INCOMPLETE and active_ranks is None:
             log.warning("buffer rank %d: ranks did not come or are lost; active_ranks says which if given", self.rank)
@@ -381,12 +450,14 @@ class Buffer:
         try:
             self._check(x, topk_idx, topk_weights, async_finish, return_recv_hook)
             use_fp8 = use_fp8 is not False
-            shape = _Shape(num_max_dispatch_tokens_per_rank, x.size(1), num_experts, topk_idx.size(1), use_fp8)
-            self._mask(active_ranks)
+            top_k = topk_idx.size(1)
+            shape = _Shape(num_max_dispatch_tokens_per_rank, x.size(1), num_experts, top_k, use_fp8, x.device)
+            self._mask(active_ranks, x.device)
             exchange = self._exchange(shape)
         except (TypeError, ValueError, NotImplementedError) as failure:
-            if self._last is not None and not isinstance(failure, _error.Error):
-                self._last.moe.refuse()
+            last = self._last
+            if last is not None and not last.moe.on_device and not isinstance(failure, _error.Error):
+                last.moe.refuse()
             raise
         self._last = exchange
         into = _Arrivals(exchange)
@@ -398,9 +469,19 @@ class Buffer:
                 exchange.deliver(into)
                 arguments = (lib.hdl_moe_dispatch_recv, step, exchange.received)
                 self._call(exchange, active_ranks, timeout_us, *arguments)
-            into.ranges -= exchange.first
+            finish()
 
-        with exchange.moe.lock:
+        def finish() -> None:
+            into.ranges -= exchange.first
+            if scales is not None and into.scales is not None and scales is not into.scales:
+                scales.copy_(into.scales)
+
+        scales = into.scales
+        if scales is not None and exchange.moe.on_device:
+            # GEMMs want the scales of neighbouring tokens side by side.
+            scales = torch.empty_like(scales.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
+        run = self._begin(exchange, async_finish)
+        with run, exchange.moe.lock:
             exchange.begin(x, ids, weights)
             if return_recv_hook:
                 arguments: tuple[Any, ...] = (lib.hdl_moe_dispatch_send, exchange.tokens)
@@ -408,9 +489,9 @@ class Buffer:
                 exchange.deliver(into)
                 arguments = (lib.hdl_moe_dispatch, exchange.tokens, exchange.received)
             self._call(exchange, active_ranks, timeout_us, *arguments, last=(step,))
-        if not return_recv_hook:
-            into.ranges -= exchange.first
-        rows, scales, source, ranges = into.rows, into.scales, into.source_token, into.ranges
+            if not return_recv_hook:
+                finish()
+        rows, source, ranges = into.rows, into.source_token, into.ranges
         if self.group_size != self._slots:
             end = self.group_size * shape.max_tokens
             rows, source, ranges = rows[:, :end], source[:, :end], ranges[:, : self.group_size]
@@ -419,7 +500,8 @@ class Buffer:
         handle.exchange, handle.step, handle.weights = exchange, step, weights
         handle.topk_shape, handle.update = topk_idx.shape, self._updates
         out = rows if scales is None else (rows, scales)
-        return out, into.counts, handle, EventOverlap(), _once(receive) if return_recv_hook else _nothing
+        hook = _once(run.then(receive)) if return_recv_hook else _nothing
+        return out, into.counts, handle, run.event((x, ids, weights, *into.tensors())), hook
 
     @staticmethod
     def _check(
@@ -431,7 +513,9 @@ class Buffer:
     ) -> None:
         _one_way(async_finish, return_recv_hook)
         for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights")):
-            _on_cpu(tensor, what)
+            _on(x.device, tensor, what)
+        if x.is_cuda and topk_weights is None:
+            raise NotImplementedError("with CUDA tensors dispatch needs topk_weights in this version of heddle")
         if x.dim() != 2 or topk_idx.dim() != 2 or x.size(0) != topk_idx.size(0):
             raise ValueError(f"x {list(x.shape)} and topk_idx {list(topk_idx.shape)} are not [T, H] and [T, k]")
         if x.dtype != torch.bfloat16:
@@ -468,8 +552,9 @@ class Buffer:
         if handle.update != self._updates:
             raise _error.make(Status.ESTALE, "the handle is older than update_ep_member()")
         exchange, step = handle.exchange, handle.step
+        device = exchange.shape.device
         for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights"), (out, "out")):
-            _on_cpu(tensor, what)
+            _on(device, tensor, what)
         if topk_idx.shape != handle.topk_shape or topk_weights.shape != handle.topk_shape:
             raise ValueError(
                 f"topk_idx {list(topk_idx.shape)} and topk_weights {list(topk_weights.shape)} are not those of the "
@@ -477,18 +562,19 @@ class Buffer:
             )
         weights: torch.Tensor | None = topk_weights.to(torch.float32).contiguous()
         if handle.weights is not None:
-            if not torch.equal(weights, handle.weights):  # type: ignore[arg-type]
+            # On CUDA a look would wait for the stream.
+            if not exchange.moe.on_device and not torch.equal(weights, handle.weights):  # type: ignore[arg-type]
                 raise ValueError("topk_weights are not those that were given to dispatch")
             weights = None
         rows = self._outputs(x, handle, zero_copy)
         count, hidden = topk_idx.size(0), exchange.shape.hidden
-        result = torch.empty((count, hidden), dtype=torch.bfloat16) if out is None else out
+        result = torch.empty((count, hidden), dtype=torch.bfloat16, device=device) if out is None else out
         if result.dtype != torch.bfloat16 or result.shape != (count, hidden):
             raise ValueError(
                 f"out is {result.dtype} {list(result.shape)}, torch.bfloat16 [{count}, {hidden}] is needed"
             )
         target = result if result.is_contiguous() else torch.empty_like(result, memory_format=torch.contiguous_format)
-        missing = handle.missing = torch.zeros(count, dtype=torch.uint8)
+        missing = handle.missing = torch.zeros(count, dtype=torch.uint8, device=device)
 
         def receive() -> None:
             with exchange.moe.lock:
@@ -498,7 +584,8 @@ class Buffer:
             if target is not result:
                 result.copy_(target)
 
-        with exchange.moe.lock:
+        run = self._begin(exchange, async_finish)
+        with run, exchange.moe.lock:
             exchange.give(rows, weights)
             if return_recv_hook:
                 arguments: tuple[Any, ...] = (lib.hdl_moe_combine_send, step, exchange.outputs)
@@ -506,11 +593,22 @@ class Buffer:
                 exchange.take(target, missing)
                 arguments = (lib.hdl_moe_combine, step, exchange.outputs, exchange.result)
             self._call(exchange, active_ranks, timeout_us, *arguments)
-        if return_recv_hook:
-            return result, EventOverlap(), _once(receive)
-        if target is not result:
-            result.copy_(target)
-        return result, EventOverlap(), _nothing
+            if target is not result and not return_recv_hook:
+                result.copy_(target)
+        hook = _once(run.then(receive)) if return_recv_hook else _nothing
+        return result, run.event((rows, target, result, missing)), hook
+
+    def _begin(self, exchange: _Exchange, async_finish: bool) -> _Run:
+        """Where a call's work goes: the current stream, or one of the buffer's own beside it."""
+        if not exchange.moe.on_device:
+            return _Run(None, False)
+        self._use_fallback = False
+        if not async_finish:
+            return _Run(torch.cuda.current_stream(exchange.shape.device), False)
+        if self._side is None:
+            self._side = torch.cuda.Stream(exchange.shape.device)  # type: ignore[no-untyped-call]
+        self._side.wait_stream(torch.cuda.current_stream(exchange.shape.device))
+        return _Run(self._side, True)
 
     def _outputs(self, x: torch.Tensor, handle: Handle, zero_copy: bool) -> torch.Tensor:
         """The experts' outputs as the C call takes them: [L, slots*M, H]."""
@@ -523,7 +621,9 @@ class Buffer:
             )
         if self.group_size == self._slots:
             return x.contiguous()
-        wide = torch.empty((local, self._slots * shape.max_tokens, shape.hidden), dtype=torch.bfloat16)
+        wide = torch.empty(
+            (local, self._slots * shape.max_tokens, shape.hidden), dtype=torch.bfloat16, device=shape.device
+        )
         wide[:, :rows] = x
         return wide
 
@@ -532,6 +632,10 @@ class Buffer:
         shape = (exchange.local, exchange.rows, exchange.shape.hidden)
         address = ctypes.c_void_p()
         _error.check(exchange.moe.call(lib.hdl_moe_next_combine_buffer, handle.step, address))
+        if exchange.moe.on_device:
+            held = DeviceBytes(exchange.moe, address.value or 0, exchange.moe.sizes.combine_buffer_bytes)
+            data = torch.as_tensor(held, device=exchange.shape.device).view(torch.bfloat16)
+            return data[: math.prod(shape)].view(shape)
         memory: Any = (ctypes.c_char * exchange.moe.sizes.combine_buffer_bytes).from_address(address.value or 0)
         memory._exchange = exchange
         return torch.frombuffer(memory, dtype=torch.bfloat16)[: math.prod(shape)].view(shape)
@@ -549,9 +653,11 @@ def _one_way(async_finish: bool, return_recv_hook: bool) -> None:
         raise ValueError("async_finish and return_recv_hook exclude each other")
 
 
-def _on_cpu(tensor: torch.Tensor | None, what: str) -> None:
-    if tensor is not None and not tensor.is_cpu:
-        raise NotImplementedError(f"{what} is on {tensor.device}: Buffer takes CPU tensors in this version of heddle")
+def _on(device: torch.device, tensor: torch.Tensor | None, what: str) -> None:
+    if tensor is not None and tensor.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"{what} is on {tensor.device}: Buffer takes CPU and CUDA tensors")
+    if tensor is not None and tensor.device != device:
+        raise TypeError(f"{what} is on {tensor.device}, the other tensors are on {device}")
 
 
 def _nothing() -> None:

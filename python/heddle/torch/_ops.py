@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch and combine as custom operators, which torch.compile takes into its graphs as they are."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+
+import torch
+
+from heddle._abi import DType, MoeFormat, MoeLayout
+from heddle._moe import Moe, Step
+
+_exchanges: weakref.WeakValueDictionary[int, Moe] = weakref.WeakValueDictionary()
+_DTYPES = {DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.F32: torch.float32}
+
+
+def register_exchange(moe: Moe) -> int:
+    """A number that names the exchange (layout EXPERT_3D) in calls of torch.ops.heddle; it lives as long as `moe`."""
+    if moe.options.layout != MoeLayout.EXPERT_3D:
+        raise ValueError(f"the operators take layout EXPERT_3D, the exchange has {moe.options.layout.name}")
+    _exchanges[id(moe)] = moe
+    return id(moe)
+
+
+def _new(moe: Moe, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(rows, scales, counts) like what dispatch delivers; scales are empty without FP8."""
+    o, local = moe.options, moe.local_experts
+    shape = (local, moe.num_sources * o.max_tokens)
+    dtype = torch.float8_e4m3fn if o.format != MoeFormat.PLAIN else _DTYPES[o.dtype]
+    groups = moe.sizes.scale_bytes if o.format == MoeFormat.FP8_UE8M0 else moe.sizes.scale_bytes // 4
+    scale = torch.uint8 if o.format == MoeFormat.FP8_UE8M0 else torch.float32
+    return (
+        x.new_empty((*shape, o.hidden), dtype=dtype),
+        x.new_empty((*shape, groups), dtype=scale),
+        x.new_empty((local,), dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("heddle::dispatch", mutates_args=())
+def dispatch(
+    exchange: int, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(rows [L, R*M, H], scales, counts [L], step int64 [4] on the CPU) of heddle.Moe.dispatch."""
+    from heddle._moe import Received
+
+    moe = _exchanges[exchange]
+    rows, scales, counts = _new(moe, x)
+    received = Received(rows, scales=scales if scales.numel() else None, counts=counts)
+    step, _ = moe.dispatch(x.contiguous(), topk_idx.contiguous(), received, topk_weights.contiguous())
+    handle = torch.empty(4, dtype=torch.int64)
+    ctypes.memmove(handle.data_ptr(), ctypes.byref(step.struct), 32)
+    return rows, scales, counts, handle
+
+
+@dispatch.register_fake
+def _(
+    exchange: int, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return (*_new(_exchanges[exchange], x), torch.empty(4, dtype=torch.int64))
+
+
+@torch.library.custom_op("heddle::combine", mutates_args=())
+def combine(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """The sums [T, H] of heddle.Moe.combine, for the step that dispatch returned."""
+    moe = _exchanges[exchange]
+    opened = Step(num_tokens)
+    ctypes.memmove(ctypes.byref(opened.struct), step.data_ptr(), 32)
+    out = rows.new_empty((num_tokens, moe.options.hidden))
+    moe.combine(opened, rows.contiguous(), out)
+    return out
+
+
+@combine.register_fake
+def _(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    return rows.new_empty((num_tokens, _exchanges[exchange].options.hidden))
