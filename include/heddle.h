@@ -780,7 +780,7 @@ HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_update(struct hdl_moe *moe,
                                                       const int32_t *expert_counts,
                                                       const int32_t *expert_ids);
-/* L, experts of this rank; never fails. */
+/* L, experts of this rank; 0 if moe is not an exchange. */
 HDL_API int32_t hdl_moe_local_experts(const struct hdl_moe *moe);
 
 /* One step, from its dispatch to its combine: a value, copied freely, used once. */

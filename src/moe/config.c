@@ -66,8 +66,8 @@ static enum hdl_status check_types(struct moe_config *c, const struct hdl_moe_op
     c->wire = o->combine_wire;
     c->opaque = c->dtype == HDL_U8;
     if (!is_float(c->dtype) && c->dtype != HDL_F8E4M3 && !c->opaque)
-        return base_fail(HDL_EINVAL, "rows of type %s are not supported",
-                         base_dtype_name(c->dtype));
+        return base_fail(HDL_EINVAL, "rows of type %d (%s) are not supported",
+                         (int)c->dtype, base_dtype_name(c->dtype));
     if (c->opaque && c->format != HDL_MOE_PLAIN)
         return base_fail(HDL_EINVAL, "opaque rows have no FP8 format, format is %d",
                          (int)c->format);
@@ -75,8 +75,8 @@ static enum hdl_status check_types(struct moe_config *c, const struct hdl_moe_op
     if (c->combine_dtype == 0)
         c->combine_dtype = is_float(c->dtype) ? c->dtype : HDL_BF16;
     if (!is_float(c->combine_dtype))
-        return base_fail(HDL_EINVAL, "combine of type %s is not supported",
-                         base_dtype_name(c->combine_dtype));
+        return base_fail(HDL_EINVAL, "combine of type %d (%s) is not supported",
+                         (int)c->combine_dtype, base_dtype_name(c->combine_dtype));
     c->exact = o->exact;
     if (c->exact && o->layout == HDL_MOE_RANK_MAJOR)
         return base_fail(HDL_EINVAL, "exact needs rows of experts, layout RANK_MAJOR has "

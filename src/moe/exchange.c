@@ -7,11 +7,12 @@
 
 #include "base/option.h"
 #include "base/random.h"
+#include "net/net.h"
 
 #define MOE_MAGIC UINT64_C(0x656f6d6c6464)
 
-/* Rows of one put: as many as fill this. */
-enum { MOE_RUN_BYTES = 64 << 10 };
+/* Rows of one put: as many as fill this, with so much in vain. */
+enum { MOE_RUN_BYTES = NET_PIECE_BYTES, MOE_GAP_BYTES = 8 << 10 };
 
 /* ------------------------------------------------------------------------------ memory
  */
@@ -55,8 +56,6 @@ static void carve_all(struct carve *c, struct hdl_moe *m, struct moe_lane *lanes
     const struct moe_layout *l = &m->config.layout;
     m->mask = carve(c, l->mask_words, sizeof(uint64_t));
     m->pending = carve(c, s->ranks, 1);
-    m->run_begin = carve(c, s->ranks, sizeof(uint32_t));
-    m->run_end = carve(c, s->ranks, sizeof(uint32_t));
     m->cursor = carve(c, m->local + 1, sizeof(uint32_t));
     m->needs = carve(c, s->ranks, sizeof(uint32_t));
     m->runs = carve(c, s->ranks, sizeof(struct moe_run));
@@ -110,16 +109,26 @@ void moe_exchange_start_at(struct hdl_moe *m, uint64_t step)
     }
 }
 
+static struct moe_run_limits limit_runs(uint32_t places, size_t stride)
+{
+    size_t token = places * stride;
+    return (struct moe_run_limits){
+        .places = places,
+        .most = token > 0 && token < MOE_RUN_BYTES
+                    ? (uint32_t)(MOE_RUN_BYTES / token) * places
+                    : places,
+        .gap = stride > 0 ? (uint32_t)(MOE_GAP_BYTES / stride) : 0,
+    };
+}
+
 static void fill_exchange(struct hdl_moe *m)
 {
     const struct moe_config *c = &m->config;
-    size_t stride = c->layout.row_stride, give = c->layout.give_stride;
     m->magic = MOE_MAGIC;
     m->wire = (struct moe_wire){c->wire, c->combine_dtype, c->shape.hidden,
                                 c->layout.give_scale_offset};
-    m->run_rows = stride < MOE_RUN_BYTES ? (uint32_t)(MOE_RUN_BYTES / stride) : 1;
-    m->give_rows =
-        give > 0 && give < MOE_RUN_BYTES ? (uint32_t)(MOE_RUN_BYTES / give) : 1;
+    m->row_runs = limit_runs(1, c->layout.row_stride);
+    m->give_runs = limit_runs(c->layout.gives, c->layout.give_stride);
     m->error[0] = m->error[1] = m->error[2] = -1;
     for (uint32_t i = 0; i < c->shape.lanes; i++)
         m->lanes[i].number = i;
@@ -209,7 +218,7 @@ void hdl_moe_destroy(struct hdl_moe *m)
 
 int32_t hdl_moe_local_experts(const struct hdl_moe *m)
 {
-    return (int32_t)m->local;
+    return moe_exchange_check(m) == HDL_OK ? (int32_t)m->local : 0;
 }
 
 /* --------------------------------------------------------------------- calls and handles

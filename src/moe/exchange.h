@@ -128,6 +128,44 @@ struct moe_lane {
     uint32_t num_items, num_entries;
 };
 
+/*
+ * Rows of one rank for another travel in runs, each with one flag, at its first token.
+ * Between them may be places that nobody wants: up to some bytes that costs less than one
+ * more message. Both ends cut the runs by this rule.
+ */
+struct moe_run {
+    uint32_t first, token; /* its first and its last */
+    uint32_t rows;         /* of the last one; 0 = no run yet */
+};
+
+struct moe_run_limits {
+    uint32_t places; /* of a token */
+    uint32_t most;   /* places of a run */
+    uint32_t gap;    /* places that may be in vain before a token */
+};
+
+static inline bool moe_run_joins(const struct moe_run *run, uint32_t token,
+                                 const struct moe_run_limits *l)
+{
+    return run->rows > 0 && (token - run->token) * l->places - run->rows <= l->gap &&
+           (token - run->first + 1) * l->places <= l->most;
+}
+
+/* Adds a token, of that many rows, to the run that it joins, or begins one with it. */
+static inline void moe_run_add(struct moe_run *run, uint32_t token, uint32_t rows,
+                               bool joins)
+{
+    *run = (struct moe_run){joins ? run->first : token, token, rows};
+}
+
+/* From the first row of the run to the end of its last. */
+static inline size_t moe_run_bytes(const struct moe_run *run,
+                                   const struct moe_run_limits *l, size_t stride,
+                                   size_t bytes)
+{
+    return ((run->token - run->first) * l->places + run->rows - 1) * stride + bytes;
+}
+
 struct hdl_moe {
     uint64_t magic;
     uint64_t id; /* in its handles */
@@ -143,47 +181,26 @@ struct hdl_moe {
     struct moe_gpu_link *link; /* on GPUs; it is also `peers` */
     struct hdl_moe_opts opts;  /* without the map */
     uint32_t local;            /* own experts */
-    uint32_t run_rows;         /* rows that one put of dispatch carries at most */
-    uint32_t give_rows;        /* and one of combine */
+    struct moe_run_limits row_runs, give_runs; /* of dispatch, of combine */
     struct moe_lane *lanes;
     /* scratch of one call */
-    uint64_t *mask;                /* [mask_words] taking part */
-    uint8_t *pending;              /* [R] */
-    uint32_t *run_begin, *run_end; /* [R] */
-    uint32_t *cursor;              /* [L] */
-    uint32_t *needs;               /* [R] */
-    struct moe_run *runs;          /* [R] contributions that landed */
-    struct moe_route *routes;      /* [k] */
-    const void **parts;            /* [k] */
-    float *part_weights;           /* [k] */
-    void **places;                 /* [k] */
-    uint8_t *copies;               /* [takes][give_stride] */
-    float *sum;                    /* [H] */
+    uint64_t *mask;           /* [mask_words] taking part */
+    uint8_t *pending;         /* [R] */
+    uint32_t *cursor;         /* [L] */
+    uint32_t *needs;          /* [R] */
+    struct moe_run *runs;     /* [R] */
+    struct moe_route *routes; /* [k] */
+    const void **parts;       /* [k] */
+    float *part_weights;      /* [k] */
+    void **places;            /* [k] */
+    uint8_t *copies;          /* [takes][give_stride] */
+    float *sum;               /* [H] */
     /* counters */
     uint64_t failed_steps, incomplete_calls, stale_drops;
     enum hdl_status last_error;
     int64_t error[3]; /* token, position, value */
     uint64_t *expert_rows, *wait_ns, *bytes_sent, *bytes_received;
 };
-
-/*
- * Contributions of one rank to an owner travel in runs of rows that lie side by side,
- * each with one flag, at its first token. Both ends cut the runs by this rule. 0 rows: no
- * run yet.
- */
-struct moe_run {
-    uint32_t token; /* its last */
-    uint32_t rows;
-    uint32_t last; /* rows of the last token */
-};
-
-/* Does a token join the run, if the tokens of it have `gives` places each? */
-static inline bool moe_run_joins(const struct moe_run *run, uint32_t token,
-                                 uint32_t gives, uint32_t most)
-{
-    return run->rows > 0 && token == run->token + 1 && run->last == gives &&
-           run->rows < most;
-}
 
 /* ------------------------------------------------------------------------ small helpers
  */

@@ -13,7 +13,6 @@ struct giving {
     bool fused;
     uint32_t ready;     /* a group whose weights are there, or UINT32_MAX */
     struct moe_run run; /* rows that are written and not put yet */
-    uint32_t run_token; /* its first */
 };
 
 /* ----------------------------------------------------------------------- late weights */
@@ -90,8 +89,7 @@ static bool gives_exact(const struct giving *g, const struct moe_source *s)
            (has_late_weights(g, s) && (!g->fused || s->wants_exact));
 }
 
-/* Counts the open run for the mapped members of the group, puts it to the messaged ones.
- */
+/* Puts the open run to the messaged members of the group. */
 static void end_run(struct giving *g, uint32_t group)
 {
     struct hdl_moe *m = g->m;
@@ -101,16 +99,15 @@ static void end_run(struct giving *g, uint32_t group)
     if (g->run.rows == 0)
         return;
     size_t half = g->lane->half;
-    size_t from = moe_give(l, &c->shape, half, group * dp, g->run_token, 0);
-    size_t to = moe_take_from(l, &c->shape, half, self, g->run_token, 0);
-    size_t flag = moe_landed_from(l, &c->shape, half, self, g->run_token);
-    size_t bytes = (g->run.rows - 1) * l->give_stride + l->give_bytes;
+    size_t from = moe_give(l, &c->shape, half, group * dp, g->run.first, 0);
+    size_t to = moe_take_from(l, &c->shape, half, self, g->run.first, 0);
+    size_t flag = moe_landed_from(l, &c->shape, half, self, g->run.first);
+    size_t bytes = moe_run_bytes(&g->run, &m->give_runs, l->give_stride, l->give_bytes);
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
-        bool sent = moe_mapped(m, r) ? r != self : moe_reachable(m, g->lane, r);
-        if (sent && !moe_mapped(m, r))
-            sent = m->peers->ops->put(m->peers, r, to, m->peers->own + from, bytes, flag,
-                                      g->lane->flag) == HDL_OK;
-        m->bytes_sent[r] += sent ? g->run.rows * l->give_bytes : 0;
+        if (moe_reachable(m, g->lane, r) &&
+            m->peers->ops->put(m->peers, r, to, m->peers->own + from, bytes, flag,
+                               g->lane->flag) == HDL_OK)
+            m->bytes_sent[r] += bytes;
     }
     g->run.rows = 0;
 }
@@ -118,11 +115,16 @@ static void end_run(struct giving *g, uint32_t group)
 /* The rows of a token are written: they go with their neighbours. */
 static void pass_on(struct giving *g, uint32_t group, uint32_t token, uint32_t rows)
 {
-    if (!moe_run_joins(&g->run, token, g->m->config.layout.gives, g->m->give_rows)) {
+    struct hdl_moe *m = g->m;
+    uint32_t dp = m->config.shape.dp;
+    bool joins = moe_run_joins(&g->run, token, &m->give_runs);
+    if (!joins)
         end_run(g, group);
-        g->run_token = token;
+    moe_run_add(&g->run, token, rows, joins);
+    for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
+        if (r != m->peers->self && moe_mapped(m, r))
+            m->bytes_sent[r] += rows * m->config.layout.give_bytes;
     }
-    g->run = (struct moe_run){token, g->run.rows + rows, rows};
 }
 
 static const uint8_t *output_row(const struct giving *g, uint32_t row)

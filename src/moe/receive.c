@@ -136,10 +136,12 @@ static bool runs_arrived(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank
         if (atomic_load_explicit(moe_word(m->peers->own, at), memory_order_acquire) !=
             lane->flag)
             return false;
+        struct moe_run run = {item->token, item->token, 1};
         uint32_t n = 1;
-        while (s->arrived + n < s->count && n < m->run_rows &&
-               item[n].token == item->token + n)
-            n++;
+        for (; s->arrived + n < s->count &&
+               moe_run_joins(&run, item[n].token, &m->row_runs);
+             n++)
+            moe_run_add(&run, item[n].token, 1, true);
         s->arrived += n;
     }
     return true;

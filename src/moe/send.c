@@ -243,20 +243,21 @@ static void stage_row(struct hdl_moe *m, const struct moe_lane *lane,
                c->shape.row_scales);
 }
 
-/* Puts the run of consecutive tokens that is open for `rank`. */
+/* Puts the run that is open for `rank`. */
 static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank)
 {
     const struct moe_config *c = &m->config;
-    uint32_t begin = m->run_begin[rank], n = m->run_end[rank] - begin;
-    if (n == 0)
+    struct moe_run *run = &m->runs[rank];
+    if (run->rows == 0)
         return;
-    size_t at = moe_slot(&c->layout, &c->shape, lane->half, m->peers->self, begin);
-    size_t bytes = (n - 1) * c->layout.row_stride + c->layout.row_bytes;
-    m->run_end[rank] = begin;
-    if (m->peers->ops->put(
-            m->peers, rank, at, m->peers->own + at, bytes,
-            moe_arrive(&c->layout, &c->shape, lane->half, m->peers->self, begin),
-            lane->flag) == HDL_OK)
+    uint32_t self = m->peers->self;
+    size_t at = moe_slot(&c->layout, &c->shape, lane->half, self, run->first);
+    size_t flag = moe_arrive(&c->layout, &c->shape, lane->half, self, run->first);
+    size_t bytes =
+        moe_run_bytes(run, &m->row_runs, c->layout.row_stride, c->layout.row_bytes);
+    run->rows = 0;
+    if (m->peers->ops->put(m->peers, rank, at, m->peers->own + at, bytes, flag,
+                           lane->flag) == HDL_OK)
         m->bytes_sent[rank] += bytes;
 }
 
@@ -264,13 +265,10 @@ static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t ran
 static void put_row(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
                     uint32_t token)
 {
-    bool joins = m->run_end[rank] == token && token > m->run_begin[rank] &&
-                 token - m->run_begin[rank] < m->run_rows;
-    if (!joins) {
+    bool joins = moe_run_joins(&m->runs[rank], token, &m->row_runs);
+    if (!joins)
         put_run(m, lane, rank);
-        m->run_begin[rank] = token;
-    }
-    m->run_end[rank] = token + 1;
+    moe_run_add(&m->runs[rank], token, 1, joins);
 }
 
 /* Does this member of its DP group send to `rank`? */
@@ -297,8 +295,7 @@ static void send_rows(struct hdl_moe *m, struct moe_lane *lane,
     uint32_t self = m->peers->self, ranks = m->config.shape.ranks;
     uint32_t *sent = m->needs; /* token + 1 that went to a rank last */
     memset(sent, 0, ranks * sizeof(uint32_t));
-    memset(m->run_begin, 0, ranks * sizeof(uint32_t));
-    memset(m->run_end, 0, ranks * sizeof(uint32_t));
+    memset(m->runs, 0, ranks * sizeof(struct moe_run));
     for (uint32_t i = 0; i < lane->tokens; i++) {
         const uint16_t *ids = moe_record_ids(m, moe_record(m, lane->half, self, i));
         uint32_t n = moe_resolve(&m->config, ids, NULL, self, i, lane->active, m->routes);

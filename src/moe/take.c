@@ -105,11 +105,11 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
     if (!lines_decided(t)) {
         int64_t start = base_now_ns();
         for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-            m->run_begin[r] = m->pending[r] == TAKE_WAITING;
+            m->runs[r].rows = m->pending[r] == TAKE_WAITING;
         m->peers->ops->wait(m->peers, lines_decided, t, call->deadline_ns);
         uint64_t waited = (uint64_t)(base_now_ns() - start);
         for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-            m->wait_ns[r] += m->run_begin[r] ? waited : 0;
+            m->wait_ns[r] += m->runs[r].rows ? waited : 0;
     }
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         bool gone =
@@ -166,12 +166,12 @@ static bool run_landed(struct taking *t, uint32_t rank, uint32_t rows)
     struct moe_run *run = &m->runs[rank];
     if (run->rows > 0 && run->token == t->token)
         return true; /* seen when another rank held up the token */
-    bool joins = moe_run_joins(run, t->token, c->layout.gives, m->give_rows);
+    bool joins = moe_run_joins(run, t->token, &m->give_runs);
     size_t at = moe_landed_from(&c->layout, &c->shape, t->lane->half, rank, t->token);
     if (!joins && atomic_load_explicit(moe_word(m->peers->own, at),
                                        memory_order_acquire) != t->lane->flag)
         return false;
-    *run = (struct moe_run){t->token, joins ? run->rows + rows : rows, rows};
+    moe_run_add(run, t->token, rows, joins);
     return true;
 }
 
