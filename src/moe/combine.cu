@@ -372,16 +372,9 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
     trace(a, TRACE_END);
 }
 
-#define COMBINE_KERNEL(name, type, wide)                                                 \
-    extern "C" __global__ void __launch_bounds__(MOE_GPU_COMBINE_THREADS, 1)             \
-        name(const __grid_constant__ moe_gpu_args a)                                     \
-    {                                                                                    \
-        combine<type, wide>(a);                                                          \
-    }
-
-COMBINE_KERNEL(moe_combine_bf16, MOE_GPU_BF16, false)
-COMBINE_KERNEL(moe_combine_f16, MOE_GPU_F16, false)
-COMBINE_KERNEL(moe_combine_f32, MOE_GPU_F32, false)
-COMBINE_KERNEL(moe_combine_bf16_wide, MOE_GPU_BF16, true)
-COMBINE_KERNEL(moe_combine_f16_wide, MOE_GPU_F16, true)
-COMBINE_KERNEL(moe_combine_f32_wide, MOE_GPU_F32, true)
+MOE_KERNEL(moe_combine_bf16, THREADS, combine<MOE_GPU_BF16, false>)
+MOE_KERNEL(moe_combine_f16, THREADS, combine<MOE_GPU_F16, false>)
+MOE_KERNEL(moe_combine_f32, THREADS, combine<MOE_GPU_F32, false>)
+MOE_KERNEL(moe_combine_bf16_wide, THREADS, combine<MOE_GPU_BF16, true>)
+MOE_KERNEL(moe_combine_f16_wide, THREADS, combine<MOE_GPU_F16, true>)
+MOE_KERNEL(moe_combine_f32_wide, THREADS, combine<MOE_GPU_F32, true>)

@@ -78,11 +78,11 @@ MOE_COLD uint32_t choose_holder(const moe_gpu_args &a, uint32_t expert, uint32_t
         return a.holder_slot[first];
     for (uint32_t i = first; i < end; i++) {
         uint32_t rank = a.slot_rank[a.holder_slot[i]];
-        if (rank == a.rank)
+        if (a.dp == 1 ? rank == a.rank : rank / a.dp == a.rank / a.dp)
             return a.holder_slot[i];
         live += counted >> rank & 1;
     }
-    uint32_t turn = (a.rank + token) % (live ? live : end - first);
+    uint32_t turn = (a.rank / a.dp + token) % (live ? live : end - first);
     for (uint32_t i = first; i < end; i++) {
         if (live && (counted >> a.slot_rank[a.holder_slot[i]] & 1) == 0)
             continue;

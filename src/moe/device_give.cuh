@@ -74,8 +74,9 @@ enum { PIECE_LAST = 1 << 16, PIECE_DROPPED = 1 << 17, PIECE_APART = 1 << 18 };
 
 MOE_DEVICE const moe_gpu_entry *entries_of(const moe_gpu_args &a, const give_item &item)
 {
+    const uint32_t from = a.dp == 1 ? item.to : a.lane.state->rows_from[item.to];
     return a.lane.entries +
-           (uint64_t)(item.to * a.geo.max_tokens + item.token) * a.geo.top_k;
+           (uint64_t)(from * a.geo.max_tokens + item.token) * a.geo.top_k;
 }
 
 /* The own rank comes last: its lines do not cross the link. */

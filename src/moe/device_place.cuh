@@ -45,6 +45,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
 {
     const uint32_t lane = threadIdx.x & 31, packets = a.geo.max_tokens * a.geo.packets;
     const unsigned char *here = own_half(a, v.half);
+    const uint32_t listened = listened_ranks(a);
     uint32_t source = 0, part = threadIdx.x / WARP;
     for (;;) {
         while (part >= a.header_parts) {
@@ -57,7 +58,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
         const unsigned char *at =
             here + a.geo.header_at + ((uint64_t)source * packets + i) * 16;
         const unsigned char *sign_at = here + a.geo.sign_at + source * MOE_GPU_LINE;
-        bool over = i >= packets || (counted_ranks(a) >> source & 1) == 0, whole = false;
+        bool over = i >= packets || (listened >> source & 1) == 0, whole = false;
         patience p = {v.deadline, 0};
         uint4 packet, sign;
         for (;;) {

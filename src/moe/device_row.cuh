@@ -12,8 +12,18 @@
 /* Element types as float: ELEMENTS of them in a vector of 16 B. */
 template <int TYPE> struct element;
 
-template <> struct element<MOE_GPU_BF16> {
+/* What both types of 2 B have in common. */
+template <int TYPE> struct short_element {
     enum { BYTES = 2, COUNT = 8 };
+    static __device__ __forceinline__ uint4 pack(const float *f)
+    {
+        typedef element<TYPE> e;
+        return make_uint4(e::two(f[0], f[1]), e::two(f[2], f[3]), e::two(f[4], f[5]),
+                          e::two(f[6], f[7]));
+    }
+};
+
+template <> struct element<MOE_GPU_BF16> : short_element<MOE_GPU_BF16> {
     static __device__ __forceinline__ void unpack(uint4 v, float *f)
     {
         uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -28,15 +38,9 @@ template <> struct element<MOE_GPU_BF16> {
         __nv_bfloat162 h = __floats2bfloat162_rn(lo, hi);
         return *reinterpret_cast<uint32_t *>(&h);
     }
-    static __device__ __forceinline__ uint4 pack(const float *f)
-    {
-        return make_uint4(two(f[0], f[1]), two(f[2], f[3]), two(f[4], f[5]),
-                          two(f[6], f[7]));
-    }
 };
 
-template <> struct element<MOE_GPU_F16> {
-    enum { BYTES = 2, COUNT = 8 };
+template <> struct element<MOE_GPU_F16> : short_element<MOE_GPU_F16> {
     static __device__ __forceinline__ void unpack(uint4 v, float *f)
     {
         uint32_t w[4] = {v.x, v.y, v.z, v.w};
@@ -51,11 +55,6 @@ template <> struct element<MOE_GPU_F16> {
     {
         __half2 h = __floats2half2_rn(lo, hi);
         return *reinterpret_cast<uint32_t *>(&h);
-    }
-    static __device__ __forceinline__ uint4 pack(const float *f)
-    {
-        return make_uint4(two(f[0], f[1]), two(f[2], f[3]), two(f[4], f[5]),
-                          two(f[6], f[7]));
     }
 };
 

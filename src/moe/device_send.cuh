@@ -62,7 +62,7 @@ MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t tok
     ranks = __reduce_or_sync(ALL_LANES, ranks);
     if (lane == 0)
         a.lane.own_ranks[token] = ranks;
-    return ranks & sendable;
+    return ranks & sendable & destinations(a);
 }
 
 /* Says to every rank that this one takes part, with how many tokens, and whether their
@@ -76,7 +76,7 @@ MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
                          (uint64_t)a.rank * MOE_GPU_LINE,
                      make_uint4(v.step, v.tag.kind, tokens, a.in_weights == NULL));
     if (to == 0)
-        a.lane.state->sent = sendable;
+        a.lane.state->sent = sendable | ~destinations(a);
     if (to == 0 && a.num_tokens_at && (uint32_t)*a.num_tokens_at > a.geo.max_tokens)
         report_tokens(a);
 }
@@ -171,52 +171,61 @@ MOE_DEVICE void load_eight(const moe_gpu_args &a, const void *row, uint32_t firs
                                  a.hidden * e::BYTES);
 }
 
-/* Quantises 8 elements of a group that 16 lanes share, and puts them into the stage. */
-template <int IN>
-MOE_DEVICE void stage_eight(const moe_gpu_args &a, const uint4 *v, uint32_t first,
-                            unsigned char *stage)
+/*
+ * Quantises 8 elements of each of N groups that 16 lanes share, n * 8 elements apart, and
+ * puts them into the stage. Two groups side by side take little longer than one.
+ */
+template <int IN, int N>
+MOE_DEVICE void stage_eights(const moe_gpu_args &a,
+                             const uint4 (*v)[8 / element<IN>::COUNT], uint32_t first,
+                             uint32_t n, unsigned char *stage)
 {
     typedef element<IN> e;
-    const uint32_t scale_at = a.geo.row.scale_at, group = first >> 7;
-    float f[8];
+    const uint32_t scale_at = a.geo.row.scale_at;
+    float f[N][8], amax[N];
+    fp8_scale s[N];
 #pragma unroll
-    for (int i = 0; i < 8 / e::COUNT; i++)
-        e::unpack(v[i], f + i * e::COUNT);
-    float amax = finite_amax(f, 8);
+    for (int u = 0; u < N; u++) {
+#pragma unroll
+        for (int i = 0; i < 8 / e::COUNT; i++)
+            e::unpack(v[u][i], f[u] + i * e::COUNT);
+        amax[u] = finite_amax(f[u], 8);
+    }
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1)
-        amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, d));
-    fp8_scale s = scale_of(amax, a.format);
-    if (first >= a.hidden)
-        return;
 #pragma unroll
-    for (int i = 0; i < 8; i++)
-        f[i] = __fmul_rn(f[i], s.inverse);
-    *(uint2 *)(stage + packed_offset(first)) =
-        make_uint2(four_e4m3(f[0], f[1], f[2], f[3]), four_e4m3(f[4], f[5], f[6], f[7]));
-    if ((first & 127) != 0)
-        return;
-    if (a.format == MOE_GPU_UE8M0)
-        stage[packed_offset((scale_at + group) & ~7u) + (group & 7)] =
-            (unsigned char)s.bits;
-    else
-        *(uint32_t *)(stage + packed_offset((scale_at + group * 4) & ~7u) +
-                      (group & 1) * 4) = s.bits;
+        for (int u = 0; u < N; u++)
+            amax[u] = fmaxf(amax[u], __shfl_xor_sync(ALL_LANES, amax[u], d));
+#pragma unroll
+    for (int u = 0; u < N; u++)
+        s[u] = scale_of(amax[u], a.format);
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        const uint32_t at = first + u * n * 8, group = at >> 7;
+        if (at >= a.hidden)
+            continue;
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            f[u][i] = __fmul_rn(f[u][i], s[u].inverse);
+        *(uint2 *)(stage + packed_offset(at)) =
+            make_uint2(four_e4m3(f[u][0], f[u][1], f[u][2], f[u][3]),
+                       four_e4m3(f[u][4], f[u][5], f[u][6], f[u][7]));
+        if ((at & 127) != 0)
+            continue;
+        if (a.format == MOE_GPU_UE8M0)
+            stage[packed_offset((scale_at + group) & ~7u) + (group & 7)] =
+                (unsigned char)s[u].bits;
+        else
+            *(uint32_t *)(stage + packed_offset((scale_at + group * 4) & ~7u) +
+                          (group & 1) * 4) = s[u].bits;
+    }
 }
 
 /* The first vectors of a thread in a row: those of the next row are loaded before a row
  * is handed to the link, which would hold them up. */
 template <int IN> struct ahead_of {
-    uint4 first[8 / element<IN>::COUNT], second[8 / element<IN>::COUNT];
+    uint4 eight[2][8 / element<IN>::COUNT];
 };
-
-template <int IN> MOE_DEVICE ahead_of<IN> shifted(ahead_of<IN> a)
-{
-#pragma unroll
-    for (int i = 0; i < 8 / element<IN>::COUNT; i++)
-        a.first[i] = a.second[i];
-    return a;
-}
 
 template <int IN, bool WIDE>
 MOE_DEVICE void load_ahead(const moe_gpu_args &a, uint32_t token, uint32_t first,
@@ -226,8 +235,8 @@ MOE_DEVICE void load_ahead(const moe_gpu_args &a, uint32_t token, uint32_t first
                                (uint64_t)token * a.hidden * element<IN>::BYTES;
     if (token == NO_TOKEN)
         return;
-    load_eight<IN, WIDE>(a, row, first, ahead->first);
-    load_eight<IN, WIDE>(a, row, first + n * 8, ahead->second);
+    load_eight<IN, WIDE>(a, row, first, ahead->eight[0]);
+    load_eight<IN, WIDE>(a, row, first + n * 8, ahead->eight[1]);
 }
 
 /* Quantises a row into the stage: 16 lanes for each group of 128 elements. */
@@ -244,13 +253,7 @@ MOE_DEVICE void stage_fp8_row(const moe_gpu_args &a, uint32_t token, ahead_of<IN
     for (uint32_t first = tid * 8; (first & ~255u) < a.hidden; first += n * 16) {
         if (first >= n * 16)
             load_ahead<IN, WIDE>(a, token, first, n, &now);
-#pragma unroll 1
-        for (uint32_t u = 0; u < 2; u++) {
-            uint32_t at = first + u * n * 8;
-            if ((at & ~255u) < a.hidden)
-                stage_eight<IN>(a, now.first, at, stage);
-            now = shifted(now);
-        }
+        stage_eights<IN, 2>(a, now.eight, first, n, stage);
     }
     if (a.format == MOE_GPU_UE8M0 && tid < bytes - groups) {
         uint32_t at = a.geo.row.scale_at + groups + tid;

@@ -33,6 +33,56 @@ MOE_DEVICE uint32_t counted_ranks(const moe_gpu_args &a)
     return *a.lane.counted;
 }
 
+/* The member of DP group `group` whose rows go to rank `to`: see moe_dp_member. */
+MOE_COLD uint32_t dp_member(const moe_gpu_args &a, uint32_t group, uint32_t to,
+                            uint32_t counted)
+{
+    uint32_t number = to % a.dp;
+    for (uint32_t i = 0; i < a.dp; i++) {
+        uint32_t member = group * a.dp + (to + i) % a.dp;
+        if (counted >> member & 1)
+            return member;
+    }
+    return group * a.dp + number;
+}
+
+/* The rank of source `source`: that itself if every rank has tokens of its own. */
+MOE_DEVICE uint32_t source_rank(const moe_gpu_args &a, uint32_t source)
+{
+    return a.dp == 1 ? source : dp_member(a, source, a.rank, counted_ranks(a));
+}
+
+/* The ranks whose rows are taken, one of each DP group. */
+MOE_COLD uint32_t listened_members(const moe_gpu_args &a)
+{
+    const uint32_t counted = counted_ranks(a);
+    uint32_t ranks = 0;
+    for (uint32_t s = 0; s < a.geo.sources; s++)
+        ranks |= 1u << dp_member(a, s, a.rank, counted);
+    return ranks & counted;
+}
+
+MOE_DEVICE uint32_t listened_ranks(const moe_gpu_args &a)
+{
+    return a.dp == 1 ? counted_ranks(a) : listened_members(a);
+}
+
+/* The ranks that get rows from this member of its DP group and not from another. */
+MOE_COLD uint32_t member_destinations(const moe_gpu_args &a)
+{
+    const uint32_t counted = counted_ranks(a);
+    uint32_t ranks = 0;
+    for (uint32_t to = 0; to < a.geo.ranks; to++)
+        if (dp_member(a, a.rank / a.dp, to, counted) == a.rank)
+            ranks |= 1u << to;
+    return ranks;
+}
+
+MOE_DEVICE uint32_t destinations(const moe_gpu_args &a)
+{
+    return a.dp == 1 ? ALL_LANES : member_destinations(a);
+}
+
 /* Counts a call that lacks something, once in each step. */
 MOE_COLD void note_incomplete(const moe_gpu_args &a, step_view v, uint32_t combine)
 {
@@ -165,6 +215,14 @@ MOE_DEVICE bool is_receiver(const moe_gpu_args &a)
 {
     return (a.phase & MOE_GPU_RECV) && take_class(a) < a.plan.take_classes;
 }
+
+/* A kernel that runs a function of its arguments. */
+#define MOE_KERNEL(name, threads, ...)                                                   \
+    extern "C" __global__ void __launch_bounds__(threads, 1)                             \
+        name(const __grid_constant__ moe_gpu_args a)                                     \
+    {                                                                                    \
+        __VA_ARGS__(a);                                                                  \
+    }
 
 /* Notes when a block reached a point; all but the first two only in builds for profiling.
  */

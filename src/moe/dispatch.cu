@@ -187,10 +187,12 @@ MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t first, uint32_t l
                    words = a.geo.token_words;
     const uint32_t e = first + (lane >> log), L = a.local_experts;
     const bool valid = e < L && r < a.geo.sources;
+    const uint32_t *set =
+        set_of(a, valid ? e : 0) + (valid ? source_rank(a, r) : 0) * words;
     uint32_t n = 0;
 #pragma unroll 2
     for (uint32_t w = 0; valid && w < words; w++)
-        n += __popc(set_of(a, e)[r * words + w]);
+        n += __popc(set[w]);
     uint32_t sum = n;
 #pragma unroll 1
     for (uint32_t d = 1; d < lanes; d <<= 1) {
@@ -234,7 +236,8 @@ MOE_COLD void report_totals(const moe_gpu_args &a)
     const uint32_t *any = any_set(a);
     uint32_t rows = 0, pairs = 0;
     for (uint32_t r = 0; r < a.geo.sources; r++) {
-        uint32_t n = count_rows(any + r * a.geo.token_words, a.geo.token_words, lane);
+        uint32_t n = count_rows(any + source_rank(a, r) * a.geo.token_words,
+                                a.geo.token_words, lane);
         if (lane == 0 && a.source_counts)
             a.source_counts[r] = (int32_t)n;
         rows += n;
@@ -320,10 +323,15 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     moe_gpu_state *state = a.lane.state;
     if (r >= a.geo.ranks)
         return;
-    state->tokens[r] = b.tokens[r];
-    state->unweighted = b.unweighted;
+    const uint32_t from = a.dp == 1 ? r : source_rank(a, r / a.dp);
+    state->tokens[r] = b.tokens[from];
+    state->rows_from[r] = from;
+    const uint32_t unweighted = __ballot_sync(__activemask(), b.unweighted >> from & 1);
+    state->unweighted = unweighted;
     if ((counted_ranks(a) >> r & 1) == 0)
         state->dropped[r] = v.step;
+    else if (from != r) /* nobody looked */
+        return;
     else if (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME)
         state->seen[r] = v.step;
     else
@@ -502,18 +510,11 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     trace(a, TRACE_END);
 }
 
-#define DISPATCH_KERNEL(name, in, wide)                                                  \
-    extern "C" __global__ void __launch_bounds__(MOE_GPU_DISPATCH_THREADS, 1)            \
-        name(const __grid_constant__ moe_gpu_args a)                                     \
-    {                                                                                    \
-        dispatch<in, wide>(a);                                                           \
-    }
-
-DISPATCH_KERNEL(moe_dispatch_bytes, MOE_GPU_BYTES, false)
-DISPATCH_KERNEL(moe_dispatch_bf16, MOE_GPU_BF16, false)
-DISPATCH_KERNEL(moe_dispatch_f16, MOE_GPU_F16, false)
-DISPATCH_KERNEL(moe_dispatch_f32, MOE_GPU_F32, false)
-DISPATCH_KERNEL(moe_dispatch_bytes_wide, MOE_GPU_BYTES, true)
-DISPATCH_KERNEL(moe_dispatch_bf16_wide, MOE_GPU_BF16, true)
-DISPATCH_KERNEL(moe_dispatch_f16_wide, MOE_GPU_F16, true)
-DISPATCH_KERNEL(moe_dispatch_f32_wide, MOE_GPU_F32, true)
+MOE_KERNEL(moe_dispatch_bytes, THREADS, dispatch<MOE_GPU_BYTES, false>)
+MOE_KERNEL(moe_dispatch_bf16, THREADS, dispatch<MOE_GPU_BF16, false>)
+MOE_KERNEL(moe_dispatch_f16, THREADS, dispatch<MOE_GPU_F16, false>)
+MOE_KERNEL(moe_dispatch_f32, THREADS, dispatch<MOE_GPU_F32, false>)
+MOE_KERNEL(moe_dispatch_bytes_wide, THREADS, dispatch<MOE_GPU_BYTES, true>)
+MOE_KERNEL(moe_dispatch_bf16_wide, THREADS, dispatch<MOE_GPU_BF16, true>)
+MOE_KERNEL(moe_dispatch_f16_wide, THREADS, dispatch<MOE_GPU_F16, true>)
+MOE_KERNEL(moe_dispatch_f32_wide, THREADS, dispatch<MOE_GPU_F32, true>)

@@ -174,7 +174,9 @@ struct moe_gpu_state {
                                             missing */
     uint32_t late[MOE_GPU_MAX_RANKS]; /* newest step in which a contributor was missing */
     uint32_t seen[MOE_GPU_MAX_RANKS]; /* newest step whose header came */
-    uint32_t tokens[MOE_GPU_MAX_RANKS];  /* T of every source in this step */
+    uint32_t tokens[MOE_GPU_MAX_RANKS];    /* T of every rank in this step */
+    uint32_t rows_from[MOE_GPU_MAX_RANKS]; /* the member of a rank's DP group whose rows
+                                              were taken */
     uint64_t decided[MOE_GPU_MAX_RANKS]; /* step << 2 | what was decided about a source */
     struct moe_gpu_error error;
     uint64_t rows_stored; /* rows stored into peers, for the count of bytes */
@@ -228,6 +230,7 @@ struct moe_gpu_args {
     uint32_t local_experts; /* of this rank */
     uint32_t slot_base;     /* number of this rank's first expert slot */
     uint32_t even_experts;  /* E / R of the contiguous map, 0 = use the tables */
+    uint32_t dp;            /* ranks that hold the same tokens */
     uint32_t order;
     uint32_t align;
     uint32_t format;

@@ -44,8 +44,6 @@ static enum hdl_status check_supported(const struct moe_config *c)
     if (s->ranks > MOE_GPU_MAX_RANKS)
         return base_fail(HDL_ENOTSUP, "GPU kernels take %d ranks, the group has %u",
                          MOE_GPU_MAX_RANKS, s->ranks);
-    if (s->dp != 1)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no dp_size %u", s->dp);
     if (keeps_positions(c) && s->top_k > 32)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no %s with top_k %u",
                          c->exact ? "exact sums" : "late_weights", s->top_k);
@@ -387,6 +385,7 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     a->format = (uint32_t)g->config->format;
     a->hidden = s->hidden;
     a->exact = g->config->exact;
+    a->dp = s->dp;
     a->expert_rows = g->geo.sources * s->max_tokens;
     a->timeout_ns = call->timeout_ns;
     a->holder_first = (const uint32_t *)g->tables;

@@ -107,8 +107,12 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
     o->zero_padding = gpu_random(seed) & 1;
     random_types(o, seed);
     o->lanes = (int32_t)PICK(seed, 1, 2, 3);
+    if (o->max_tokens > 64)
+        o->lanes = 1;
     if ((gpu_random(seed) & 3) == 0)
         random_map(c, seed);
+    uint32_t dp = PICK(seed, 1, 1, 2, 4);
+    o->dp_size = c->ranks % dp == 0 ? (int32_t)dp : 1;
     if (c->map_ids && o->max_tokens > 31) /* the oracle takes too long */
         o->max_tokens = 31;
     if (o->dtype == HDL_U8 || o->layout == HDL_MOE_RANK_MAJOR || o->top_k > 32)
@@ -133,7 +137,13 @@ static void random_step(struct gpu_case *c, uint64_t *seed)
         c->tokens[r] =
             (gpu_random(seed) & 1) ? M : (uint32_t)(gpu_random(seed) % (M + 1));
     c->late = c->opts.late_weights ? (uint32_t)gpu_random(seed) : 0;
-    bool masks = (gpu_random(seed) & 3) == 0;
+    /* A DP group has the same tokens, and ranks do not mask parts of one. */
+    uint32_t dp = (uint32_t)c->opts.dp_size;
+    for (uint32_t r = 0; r < c->ranks; r++) {
+        c->tokens[r] = c->tokens[r / dp * dp];
+        c->late = (c->late & ~(1u << r)) | (c->late >> r / dp * dp & 1) << r;
+    }
+    bool masks = (gpu_random(seed) & 3) == 0 && dp == 1;
     for (uint32_t r = 0; r < c->ranks; r++)
         c->masked[r] =
             masks ? (uint32_t)(gpu_random(seed) & gpu_random(seed)) & ~(1u << r) : 0;
@@ -196,14 +206,15 @@ static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t numbe
                 stderr,
                 "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
                 "align %d dtype %d format %d combine %d routing %d special %d wide %d "
-                "blocks %u map %d exact %d late %x lanes %d masked %x %x: %d buffers "
+                "blocks %u dp %d map %d exact %d late %x lanes %d masked %x %x: %d "
+                "buffers "
                 "differ\n",
                 placements[how], number, step, c.ranks, c.opts.hidden, c.opts.max_tokens,
                 c.opts.top_k, c.opts.num_experts, (int)c.opts.layout, c.opts.align,
                 (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
                 c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks,
-                c.map_ids != NULL, c.opts.exact, c.late, c.opts.lanes, c.masked[0],
-                c.masked[1], differ);
+                c.opts.dp_size, c.map_ids != NULL, c.opts.exact, c.late, c.opts.lanes,
+                c.masked[0], c.masked[1], differ);
         bad += differ != 0;
     }
     gpu_world_close(w);

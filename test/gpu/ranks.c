@@ -256,7 +256,7 @@ static void fill_ids(const struct gpu_world *w, const struct gpu_case *c, uint32
                      int64_t *ids)
 {
     uint32_t k = w->config.shape.top_k;
-    uint64_t seed = c->seed * UINT64_C(7919) + rank;
+    uint64_t seed = c->seed * UINT64_C(7919) + rank / w->config.shape.dp;
     for (uint32_t t = 0; t < c->tokens[rank]; t++) {
         for (uint32_t j = 0; j < k; j++) {
             for (int tries = 0; tries < 64; tries++) {
@@ -286,7 +286,8 @@ static bool fill_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t ra
     struct gpu_rank *r = &w->rank[rank];
     struct gpu_buffer *b = r->buffer;
     const struct moe_shape *s = &w->config.shape;
-    uint64_t seed = c->seed * UINT64_C(1000003) + rank * UINT64_C(131);
+    uint64_t seed = c->seed * UINT64_C(1000003), own = seed + rank * UINT64_C(131);
+    seed += rank / w->config.shape.dp * UINT64_C(131);
     size_t ids = (size_t)c->tokens[rank] * s->top_k, M = s->max_tokens;
     for (int k = 0; k < BUF_COUNT; k++)
         if (b[k].host) {
@@ -317,9 +318,9 @@ static bool fill_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t ra
     if (!w->config.opaque && !w->bench) {
         enum hdl_dtype t = w->config.combine_dtype;
         fill_pooled(t, b[BUF_EXPERT_OUT].host, w->config.layout.take_rows, s->hidden,
-                    seed + 1, false, c->wide_values);
-        fill_pooled(t, b[BUF_BIAS].host, M, s->hidden, seed + 2, false, false);
-        fill_pooled(t, b[BUF_RESULT].host, M, s->hidden, seed + 3, false, false);
+                    own + 1, false, c->wide_values);
+        fill_pooled(t, b[BUF_BIAS].host, M, s->hidden, own + 2, false, false);
+        fill_pooled(t, b[BUF_RESULT].host, M, s->hidden, own + 3, false, false);
         memcpy(b[BUF_RESULT].want, b[BUF_RESULT].host, b[BUF_RESULT].bytes);
     }
     *(uint32_t *)b[BUF_TOKENS].host = c->tokens[rank];

@@ -87,9 +87,6 @@ static void test_gpu_options(void **state)
     assert_true(s.combine_buffer_bytes == UINT64_C(64) * 4 * 128 * 7168 * 2);
     assert_int_equal(hdl_moe_size_hint(&o, 33, &s), HDL_EINVAL); /* 256 / 33 */
     struct hdl_moe_opts p = o;
-    p.dp_size = 2;
-    refuse_gpu(p, "dp_size 2");
-    p = o;
     p.exact = true;
     p.top_k = 33;
     refuse_gpu(p, "exact sums with top_k 33");
