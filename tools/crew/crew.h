@@ -68,8 +68,9 @@ static inline uint64_t crew_ranks(const struct crew_record *r)
 struct crew_opts {
     int ranks;
     const char *transport; /* auto, shm, fabric, mixed */
-    const char *mode;      /* "mix": all kinds; "4k": all_reduce only; "quiet": batches of
-                              small all_reduces, then what idling costs */
+    const char *mode;      /* "mix": all kinds; "4k": all_reduce only; "quiet": a batch of
+                              small all_reduces, what idling costs, then a batch for
+                              each command */
     int64_t pause_us;      /* between operations */
     int64_t dead_after_us;
     uint64_t seed;

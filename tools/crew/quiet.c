@@ -37,15 +37,12 @@ static int64_t control_bytes(struct hdl_context *context)
 enum hdl_status crew_batch(struct hdl_group *group, int64_t *ns_per_op)
 {
     int64_t in = 1, out;
+    enum hdl_status status = hdl_barrier(group, NULL, NULL);
     int64_t begin = base_now_ns();
-    for (int i = 0; i < BATCH; i++) {
-        enum hdl_status status =
-            hdl_allreduce(group, &in, &out, 1, HDL_I64, HDL_SUM, NULL, NULL);
-        if (status != HDL_OK)
-            return status;
-    }
+    for (int i = 0; i < BATCH && status == HDL_OK; i++)
+        status = hdl_allreduce(group, &in, &out, 1, HDL_I64, HDL_SUM, NULL, NULL);
     *ns_per_op = (base_now_ns() - begin) / BATCH;
-    return HDL_OK;
+    return status;
 }
 
 void crew_measure_quiet(struct hdl_context *context, struct hdl_group *group,

@@ -44,6 +44,7 @@ static struct {
     int64_t before_ns;
     uint64_t told; /* epoch of the view */
     volatile bool stop, quit;
+    volatile unsigned batches; /* asked for */
     int64_t src[2 * PAIRS_MAX], dst[2 * PAIRS_MAX];
 } self;
 
@@ -341,19 +342,22 @@ static void join_again(void)
     self.before_ns = 0;
 }
 
-/* Batches; all ranks idle between the same two of them. */
+/* A batch, what idling costs, then a batch for each command. */
 static enum hdl_status quiet_loop(void)
 {
-    for (int batch = 0; !self.stop; batch++) {
+    for (unsigned batch = 0; !self.stop; batch++) {
         struct crew_record r = {.what = CREW_OP};
+        while (batch > self.batches && !self.stop)
+            usleep(200);
         r.op.number = hdl_group_next(self.group);
         r.op.runs = 1;
         r.op.run[0].ranks = (UINT32_C(1) << self.ranks) - 1;
-        enum hdl_status status = crew_batch(self.group, &r.op.gap_ns);
-        if (status != HDL_OK)
+        enum hdl_status status =
+            self.stop ? HDL_OK : crew_batch(self.group, &r.op.gap_ns);
+        if (status != HDL_OK || self.stop)
             return self.stop ? HDL_OK : status;
         emit(&r);
-        if (batch != 4)
+        if (batch > 0)
             continue;
         struct crew_quiet quiet = {0};
         crew_measure_quiet(self.context, self.group, &quiet);
@@ -393,6 +397,8 @@ static void *obey(void *argument)
             status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
         else if (strcmp(line, "dump") == 0)
             status = hdl_context_dump(self.context, STDERR_FILENO);
+        else if (strcmp(line, "batch") == 0)
+            self.batches = self.batches + 1;
         else if (strcmp(line, "fork") == 0)
             fork_children();
         else if (strcmp(line, "exit") == 0)
