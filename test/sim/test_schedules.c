@@ -99,8 +99,11 @@ static void test_broken_links(void **state)
 /* The coordinator's process dies and is started again, with all else going on. */
 static void test_the_coordinator_restarts(void **state)
 {
-    static const unsigned faults[] = {SIM_RESTART, SIM_RESTART | SIM_KILL,
-                                      SIM_RESTART | SIM_KILL | SIM_JOIN | SIM_LEAVE, 0xff,
+    static const unsigned faults[] = {SIM_RESTART,
+                                      SIM_RESTART | SIM_JOIN,
+                                      SIM_RESTART | SIM_KILL,
+                                      SIM_RESTART | SIM_KILL | SIM_JOIN | SIM_LEAVE,
+                                      0xff,
                                       0};
     struct sim_options options;
     sim_defaults(&options);

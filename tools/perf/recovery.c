@@ -16,7 +16,7 @@
 enum {
     REPEATS_MAX = 1000,
     CYCLES_MAX = 100000,
-    QUIET_RUNS = 3,
+    QUIET_RUNS = 5,
     QUIET_RANKS = 2,
     TURNS = 200
 };
@@ -51,7 +51,7 @@ static const struct {
     [STOPPED] = {"stop: all survivors right", 1500, 1500, "ms"},
     [CONTINUED] = {"stop: told HDL_EFENCED once continued", 500, 1000, "ms"},
     [VIEW] = {"hdl_group_view", 50e-6, 50e-6, "ms"},
-    [COST] = {"8 B all_reduce: slower than without detection", 50e-6, 50e-6, "ms"},
+    [COST] = {"8 B all_reduce: slower than without detection", 50e-6, 1e-3, "ms"},
     [IDLE] = {"idle rank: processor time in a second", 2, 2, "ms"},
     [CONTROL] = {"idle rank: control payload in a second", 1, 1, "KB"},
     [CYCLE] = {"kill and replacement: until all are together again", 1000, 5000, "ms"},
@@ -354,8 +354,11 @@ static bool run_costs(struct recovery *v)
         other.crew.user = &other;
         v->crew.opts.dead_after_us = 5000000;
         other.crew.opts.dead_after_us = INT64_C(3600000000);
-        good = crew_start(&v->crew) && until(v, is_measured) && crew_start(&other.crew) &&
-               until(&other, is_measured) && compare(v, &other);
+        /* Where a pair lies in memory tells in its times, too. */
+        struct recovery *first = k & 1 ? v : &other, *second = k & 1 ? &other : v;
+        good = crew_start(&first->crew) && until(first, is_measured) &&
+               crew_start(&second->crew) && until(second, is_measured) &&
+               compare(v, &other);
         good = crew_stop(&other.crew) && good;
         good = crew_stop(&v->crew) && good;
     }

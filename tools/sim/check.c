@@ -74,7 +74,12 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
         return;
     entry->applied = true;
     w->result->views++;
+    bool harmless = w->result->deaths == 0 &&
+                    !(w->options.faults & ~(unsigned)(SIM_JOIN | SIM_RESTART));
     for (uint32_t i = 0; i < view->capacity; i++) {
+        if (harmless && view->slots[i].absent)
+            sim_fail(w, "view %llx has rank %u lost, and nothing happened to it",
+                     (unsigned long long)view->epoch, i);
         if (!view->slots[i].absent || w->group->death_time[i] == 0)
             continue;
         int64_t took = w->now - w->group->death_time[i];
