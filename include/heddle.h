@@ -244,6 +244,9 @@ struct hdl_group_opts {
      * {rank} alone. num_ranks and ranks as the founders gave them; rank may be any slot.
      */
     bool join;
+    /* Of a founder: HDL_EBUSY if the group runs already and this process was never in it,
+     * so that it may come with `join` instead of waiting for founders of another one. */
+    bool found_only;
 };
 
 /*

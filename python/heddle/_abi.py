@@ -256,6 +256,7 @@ class GroupOpts(Sized):
         ("manual_deactivate", c_bool),
         ("manual_sync", c_bool),
         ("join", c_bool),
+        ("found_only", c_bool),
     ]
 
 

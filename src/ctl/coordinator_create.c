@@ -272,6 +272,15 @@ static void found(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t k
         start_attaching(c, group);
 }
 
+/* Whether a group that this process could join stands in the way of founding one. */
+static bool runs_without(struct ctl_coordinator *c, const struct coord_rank *rank,
+                         const struct ctl_registration *registration)
+{
+    struct coord_group *group = coord_find_running(c, registration->name);
+    return group && !is_in_group(group, rank) &&
+           registration->capacity == group->params.capacity;
+}
+
 /* What is wrong with a registration by itself; NULL = nothing. */
 static bool is_wrong(const struct coord_rank *rank, const struct ctl_registration *r,
                      char *text, size_t size)
@@ -310,7 +319,11 @@ void coord_register(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t
         coord_fail_member(c, rank, key, 0, HDL_EINVAL, text);
     else if (registration->join)
         coord_register_joiner(c, rank, key, registration);
-    else
+    else if (registration->found_only && runs_without(c, rank, registration)) {
+        (void)snprintf(text, sizeof(text), "group %.200s runs already: rank %u can join",
+                       registration->name, registration->slot);
+        coord_fail_member(c, rank, key, 0, HDL_EBUSY, text);
+    } else
         found(c, rank, key, registration);
 }
 

@@ -19,7 +19,7 @@ static bool has_active_member(const struct coord_group *group)
     return false;
 }
 
-static struct coord_group *find_running(struct ctl_coordinator *c, const char *name)
+struct coord_group *coord_find_running(struct ctl_coordinator *c, const char *name)
 {
     for (struct base_list *node = c->group_list.prev; node != &c->group_list;
          node = node->prev) {
@@ -53,7 +53,7 @@ void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
                            uint64_t key, const struct ctl_registration *registration)
 {
     char text[CTL_LINE_BYTES];
-    struct coord_group *group = find_running(c, registration->name);
+    struct coord_group *group = coord_find_running(c, registration->name);
     if (!group) {
         (void)snprintf(text, sizeof(text), "group %.200s has no active member",
                        registration->name);

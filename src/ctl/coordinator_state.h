@@ -254,6 +254,8 @@ void coord_proposals_drop(struct ctl_coordinator *c, struct coord_member *member
 void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
                          enum hdl_status status, const char *text);
 void coord_proposal_timers(struct ctl_coordinator *c, struct coord_group *group);
+/* The newest group of that name that has a member. */
+struct coord_group *coord_find_running(struct ctl_coordinator *c, const char *name);
 void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
                            uint64_t key, const struct ctl_registration *registration);
 void coord_attached(struct ctl_coordinator *c, struct coord_member *member,

@@ -71,6 +71,7 @@ struct ctl_registration {
     const uint32_t *ranks; /* job rank of slot [num_ranks] */
     uint32_t num_ranks;    /* >= num_founders; slots beyond are as their joiners say */
     bool join;             /* this process extends an existing group */
+    bool found_only;       /* HDL_EBUSY if the group runs without this process */
     bool auto_deactivate;
     bool auto_sync;
     int64_t timeout_ns;

@@ -19,7 +19,7 @@
  * there before memory is allocated for it.
  */
 #define CTL_WIRE_MAGIC UINT32_C(0x6c646448) /* "Hddl" */
-#define CTL_WIRE_VERSION 1
+#define CTL_WIRE_VERSION 2
 /* Longest payload to the coordinator and to an agent: a view with all endpoints. */
 #define CTL_FRAME_MAX_UP ((size_t)32 << 20)
 #define CTL_FRAME_MAX_DOWN ((size_t)64 << 20)

@@ -176,9 +176,9 @@ static void write_registration(struct base_writer *writer,
     base_write_u32(writer, registration->capacity);
     base_write_u32(writer, registration->slot);
     base_write_u32(writer, registration->num_founders);
-    base_write_u8(writer,
-                  (uint8_t)(registration->join | registration->auto_deactivate << 1 |
-                            registration->auto_sync << 2));
+    base_write_u8(
+        writer, (uint8_t)(registration->join | registration->auto_deactivate << 1 |
+                          registration->auto_sync << 2 | registration->found_only << 3));
     base_write_u64(writer, (uint64_t)registration->timeout_ns);
     write_u32s(writer, registration->ranks, registration->num_ranks);
     write_blob(writer, registration->endpoint, registration->endpoint_size);
@@ -197,9 +197,10 @@ static void read_registration(struct base_env *env, struct base_reader *reader,
     registration->slot = base_read_u32(reader);
     registration->num_founders = base_read_u32(reader);
     unsigned flags = base_read_u8(reader);
-    if (flags > 7)
+    if (flags > 15)
         reader->failed = true;
     registration->join = (flags & 1) != 0;
+    registration->found_only = (flags & 8) != 0;
     registration->auto_deactivate = (flags & 2) != 0;
     registration->auto_sync = (flags & 4) != 0;
     registration->timeout_ns = (int64_t)base_read_u64(reader);

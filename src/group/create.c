@@ -185,6 +185,7 @@ static enum hdl_status register_group(struct hdl_group *group,
         .auto_deactivate = !opts->manual_deactivate,
         .auto_sync = !opts->manual_sync,
         .join = opts->join,
+        .found_only = opts->found_only,
         .timeout_ns = opts->timeout_us ? opts->timeout_us * BASE_NS_PER_US : CREATE_NS,
         .hooks = {.user = group,
                   .freeze = group_freeze,
@@ -398,6 +399,7 @@ enum hdl_status group_restart(struct hdl_group *group)
     group->engine = engine;
     group->opts = opts;
     group->opts.join = true;
+    group->opts.found_only = false;
     group->name = name;
     group->on_view_user = user;
     atomic_store(&group->on_view, callback);

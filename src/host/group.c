@@ -568,6 +568,7 @@ enum hdl_status host_group_register(struct host *host, const struct host_group_o
                                             .ranks = ranks,
                                             .num_ranks = opts->num_founders,
                                             .join = opts->join,
+                                            .found_only = opts->found_only,
                                             .auto_deactivate = opts->auto_deactivate,
                                             .auto_sync = opts->auto_sync,
                                             .timeout_ns = opts->timeout_ns,

@@ -378,7 +378,7 @@ static void test_another_version_is_refused(void **state)
                                                       .size = bytes->size});
     deliver(&job);
     assert_int_equal(job.status[1], HDL_ECONFIG);
-    assert_non_null(strstr(job.text[1], "wire version 2, the coordinator has 1"));
+    assert_non_null(strstr(job.text[1], "wire version 3, the coordinator has 2"));
     assert_true(job.closed[1]);
     ctl_bytes_unref(bytes);
     job_close(&job);
