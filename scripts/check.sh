@@ -158,14 +158,22 @@ check_python() {
     try "python table" env PYTHONPATH=python HEDDLE_LIBRARY=build-check/main/src/libheddle.so \
         .venv/bin/python -m pytest -q -p no:cacheprovider test/python/test_abi.py
     try "python wheels" scripts/check_python.sh wheels build-check/python
-    rm -f build-check/python.xml
-    scripts/check_python.sh tests build-check/python build-check/python.xml </dev/null | tail -n 200
-    local part=build-check/part
-    scripts/count_tests.py build-check/python.xml python >"$part" || record fail "python: tests ran"
-    # As for the other parts: at most three are tried once more, and named.
+    python_tests python
+    try "python older torch" scripts/check_python.sh older build-check/python build-check/python-older
+    # What differs between versions of torch needs no world of each size.
+    [ ! -d build-check/python-older/stubs ] ||
+        python_tests python-older -k 'test_torch and not (everything and (4 or 5 or 6 or 7))'
+}
+
+# python_tests FOLDER [PYTEST ARGS]: as for the other parts, at most three are tried once more, and named.
+python_tests() {
+    local name=$1 part=build-check/part folder=build-check/$1
+    shift
+    rm -f "$folder.xml"
+    scripts/check_python.sh tests "$folder" "$folder.xml" "$@" </dev/null | tail -n 200
+    scripts/count_tests.py "$folder.xml" "$name" >"$part" || record fail "$name: tests ran"
     if [ "$(grep -c '^fail' "$part")" -gt 0 ] && [ "$(grep -c '^fail' "$part")" -le 3 ] &&
-        scripts/check_python.sh tests build-check/python build-check/python-again.xml --lf --lfnf=none \
-            </dev/null >/dev/null 2>&1; then
+        scripts/check_python.sh tests "$folder" "$folder-again.xml" --lf --lfnf=none </dev/null >/dev/null 2>&1; then
         sed -n 's/^fail\t\(.*\)/flaky \1: failed once, passed alone; its first output is above/p' "$part"
         sed -i 's/^fail/pass/' "$part"
     fi

@@ -95,6 +95,9 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pg.MooncakeBackendOptions(mirror, is_extension=True).is_extension
     given = pg.MooncakeBackendOptions(8, False, True, False)
     assert given.capacity(2) == 8 and given.auto_deactivate_on_failure and not given.auto_sync_on_failure
+    assert not given.is_extension and not given.may_join
+    given = pg.MooncakeBackendOptions(8, True, False)  # three numbers: the flags
+    assert given.auto_deactivate_on_failure and not given.auto_sync_on_failure and given.may_join
     assert pg.MooncakeBackendOptions(max_group_size=0).capacity(5) == 5
     assert pg.MooncakeBackendOptions(-1).capacity(5) == 5
     with raises(RuntimeError, "3", "[4, 1024]"):
@@ -119,6 +122,50 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOONCAKE_PG_AUTO_SYNC_ON_FAILURE", "0")
     found = pg.MooncakeBackendOptions.from_environment()
     assert not found.auto_deactivate_on_failure and not found.auto_sync_on_failure
+
+
+def sized(rank: int, size: int) -> int:
+    t = torch.ones(100_000)
+    dist.all_reduce(t)
+    assert (t == size).all()
+    with open("/proc/self/maps") as maps:
+        low, high = next(line for line in maps if "heddle-window" in line).split()[0].split("-")
+    return int(high, 16) - int(low, 16)
+
+
+def test_pool_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(2, sized)[0]
+    monkeypatch.setenv("MOONCAKE_P2P_CHUNK_SIZE", "65536")
+    monkeypatch.setenv("MOONCAKE_P2P_POOL_SIZE", "1048576")
+    assert _options.pool() == (16, 65536) and run(2, sized)[0] < whole / 2
+    monkeypatch.setenv("MOONCAKE_P2P_POOL_SIZE", "100000")
+    with raises(RuntimeError, "100000", "65536"):
+        _options.pool()
+    monkeypatch.setenv("MOONCAKE_P2P_POOL_SIZE", "1M")
+    with raises(RuntimeError, "POOL_SIZE='1M'"):
+        _options.pool()
+
+
+def not_made(port: int, rank: int) -> None:
+    """A rank that never comes: init returns, whoever uses the group is told, destroy() does not wait for ever."""
+    group = join(port, rank, 3, timeout=1.5)
+    assert group.size() == 3
+    with raises(RuntimeError, "rank"):
+        dist.all_reduce(torch.ones(1))
+    with raises(RuntimeError, "rank"):
+        pg.get_active_ranks(group)
+    dist.destroy_process_group()
+    join(port, rank, 3, timeout=30)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - begin < 5
+
+
+def test_a_rank_that_never_comes() -> None:
+    with Tree() as tree:
+        tree.serve()
+        for pid in [tree.fork(f"rank {rank}", not_made, tree.port, rank) for rank in range(2)]:
+            tree.result(pid)
 
 
 # ------------------------------------------------------------------------ nothing happens
@@ -397,6 +444,7 @@ def founder(port: int, rank: int, size: int, capacity: int) -> None:
     assert dist.get_world_size() == size and mirror.tolist() == [1] * size + [0] * (capacity - size)
     assert pg.get_peer_state(group, range(capacity)) == [True] * size + [False] * (capacity - size)
     newcomers = list(range(size, capacity))
+    dist.TCPStore("127.0.0.1", port, None, False).set("founded", "")
     epoch = pg.get_current_epoch(group)
     until(lambda: all(pg.get_peer_state(group, newcomers)))
     assert pg.get_num_synced_ranks(group) == capacity
@@ -407,9 +455,13 @@ def founder(port: int, rank: int, size: int, capacity: int) -> None:
     end_together(port, capacity)
 
 
-def newcomer(port: int, rank: int, capacity: int) -> float:
+def newcomer(port: int, rank: int, capacity: int, says_so: bool) -> float:
     begin = time.monotonic()
-    group = join(port, rank, capacity, pg.MooncakeBackendOptions(capacity, True))
+    if says_so:
+        group = join(port, rank, capacity, pg.MooncakeBackendOptions(capacity, True))
+    else:  # that the group runs is enough
+        dist.TCPStore("127.0.0.1", port, None, False).get("founded")
+        group = join(port, rank, capacity, pg.MooncakeBackendOptions(capacity))
     assert dist.get_world_size() == capacity and dist.get_rank() == rank
     assert total(group, 5)[0] == 5  # alone
     out = torch.full((capacity,), -1.0)
@@ -433,12 +485,12 @@ def together(group: Any, size: int) -> None:
     assert found == list(range(size))
 
 
-@pytest.mark.parametrize(("size", "capacity"), [(1, 2), (2, 4), (3, 8)])
-def test_growth(size: int, capacity: int) -> None:
+@pytest.mark.parametrize(("size", "capacity", "says_so"), [(1, 2, True), (1, 3, False), (2, 4, True), (3, 8, False)])
+def test_growth(size: int, capacity: int, says_so: bool) -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", founder, tree.port, rank, size, capacity) for rank in range(size)]
-        pids += [tree.fork(f"rank {r}", newcomer, tree.port, r, capacity) for r in range(size, capacity)]
+        pids += [tree.fork(f"rank {r}", newcomer, tree.port, r, capacity, says_so) for r in range(size, capacity)]
         for pid in pids:
             tree.result(pid)
 

@@ -83,7 +83,7 @@ def _job_of(dist_opts: Any, capacity: int) -> Job:
     """Groups of a world that is ours share its context. Any other group is a job of its own ranks."""
     world = dist.group.WORLD if dist.is_initialized() else None
     part = bool(list(dist_opts.global_ranks_in_group))
-    if part and isinstance(world, ProcessGroup) and world.job.context is not None:
+    if part and isinstance(world, ProcessGroup):
         return world.job
     return Job(dist_opts.store, dist_opts.group_rank, capacity, dist_opts.timeout, not part)
 
@@ -107,13 +107,26 @@ def _register() -> None:
             dist.Backend.register_backend(name, _creator(name, ours), extended_api=True, devices=list(devices))
 
 
+def _shut_down_ours() -> None:
+    """torch 2.6 shuts down its own backends only, when a group is destroyed."""
+    c10d: Any = dist.distributed_c10d
+    theirs = getattr(c10d, "_shutdown_backend", None)
+    if theirs is not None:
+
+        def shut_down(group: Any) -> None:
+            group.shutdown() if isinstance(group, ProcessGroup) else theirs(group)
+
+        c10d._shutdown_backend = shut_down
+
+
 def _at_exit() -> None:
     """Operations may go on writing while the interpreter ends: their memory stays, and no callback comes any more."""
     for group in _group._groups:
-        if group._handle is not None:
+        if group._made.wait(2) and group._handle is not None:
             lib.hdl_group_on_view(group._handle, _abi.ViewCallback(), None)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group.pending))
 
 
 _register()
+_shut_down_ours()
 atexit.register(_at_exit)

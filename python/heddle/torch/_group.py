@@ -15,6 +15,7 @@ import datetime
 import functools
 import itertools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +30,7 @@ from heddle import _abi, _error
 from heddle._abi import ANY_SOURCE, DType, MemberState, Status, lib
 from heddle._job import stats_sources
 from heddle.torch._job import Job
-from heddle.torch._options import MooncakeBackendOptions
+from heddle.torch._options import MooncakeBackendOptions, pool
 from heddle.torch._work import Completer, Finished, Future, Many, Pending, Work, complete, micros
 
 log = logging.getLogger("heddle.torch")
@@ -186,18 +187,48 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self.unsynced_failures = False  # something failed since sync_after_failure() was called last
         self.job = job
         mirror = self.options.active_ranks
-        self.active_ranks = torch.zeros(self.capacity, dtype=torch.int32) if mirror is None else mirror
-        self._handle: ctypes.c_void_p | None = self._create(dist_opts)
+        self.active_ranks = torch.empty(self.capacity, dtype=torch.int32) if mirror is None else mirror
+        members = (rank,) if self.alone else range(size)
+        self.active_ranks[: self.capacity] = torch.tensor([int(r in members) for r in range(self.capacity)])
         self._array = ctypes.c_size_t * self.capacity
+        self._on_view = _abi.ViewCallback(self._view_changed)
+        self._handle: ctypes.c_void_p | None = None
+        self._over = False  # it was destroyed, or could not be made
+        self._failure: BaseException | None = None
+        self._process = os.getpid()
+        # The ranks meet while the application goes on; whatever needs the group waits for it.
+        self._made = threading.Event()
         job.enter()
         _groups.append(self)
-        self.refresh()
-        self._on_view = _abi.ViewCallback(self._view_changed)
-        _error.check(lib.hdl_group_on_view(self._handle, self._on_view, None))
-        log.info("group %s: rank %d of %d, %d slots", self._group_name, rank, size, self.capacity)
+        threading.Thread(target=self._make, args=(dist_opts,), name="heddle-group", daemon=True).start()
+
+    def _make(self, dist_opts: Any) -> None:
+        try:
+            self._handle = self._create(dist_opts)
+            self.refresh()
+            _error.check(lib.hdl_group_on_view(self._handle, self._on_view, None))
+            log.info("group %s: rank %d of %d, %d slots", self._group_name, self._rank, self.size(), self.capacity)
+        except BaseException as error:  # noqa: BLE001  who uses the group is told
+            log.warning("group %s was not made: %s", self._group_name, error)
+            self._failure = error
+        with self._lock:
+            self._made.set()
+            late = self._over
+        if late:
+            self._end(self._handle)
+
+    def _end(self, handle: ctypes.c_void_p | None) -> None:
+        self._handle = None
+        if handle is not None:
+            lib.hdl_group_on_view(handle, _abi.ViewCallback(), None)
+            lib.hdl_group_destroy(handle)
+        self.job.leave()
 
     def _create(self, dist_opts: Any) -> ctypes.c_void_p:
+        chunks, chunk_bytes = pool()
         opts = _abi.GroupOpts(
+            window_chunks=chunks,
+            chunk_bytes=chunk_bytes,
             name=self._group_name.encode()[-63:],
             rank=self._rank,
             num_ranks=min(self._declared, self.capacity),
@@ -205,13 +236,21 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             timeout_us=max(1, micros(dist_opts.timeout)),
             manual_deactivate=not self.options.auto_deactivate_on_failure,
             manual_sync=not self.options.auto_sync_on_failure,
-            join=self.options.is_extension,
+            join=self.alone,
+            found_only=self.options.may_join,
         )
         ranks = list(dist_opts.global_ranks_in_group)
         if ranks and self.job.shared:
             opts.ranks = (ctypes.c_int32 * len(ranks))(*ranks)
         handle = ctypes.c_void_p()
-        _error.check(lib.hdl_group_create(self.job.context, opts, handle))
+        context = self.job.connect()
+        status = lib.hdl_group_create(context, opts, handle)
+        if status == Status.EBUSY and self.options.may_join:
+            log.warning("group %s runs already: rank %d is alone until join_group()", self._group_name, self._rank)
+            self.alone = opts.join = True
+            opts.found_only = False
+            status = lib.hdl_group_create(context, opts, handle)
+        _error.check(status)
         return handle
 
     # ------------------------------------------------------------ what torch asks
@@ -221,7 +260,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def size(self) -> int:
         """Highest active rank + 1; a joiner has the size that it declared until join_group()."""
-        if self.alone or self._handle is None:
+        if self.alone or self._handle is None:  # nothing is known yet, or any more
             return self._declared
         return int(lib.hdl_group_size(self._handle))
 
@@ -268,20 +307,27 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         pass
 
     def __repr__(self) -> str:
-        state = "" if self._handle is not None else ", destroyed"
+        state = ", destroyed" if self._over else ""
         return f"<heddle {self._backend_name} group {self._group_name}: rank {self._rank} of {self.size()}{state}>"
 
     # ------------------------------------------------------------- starting operations
 
     def _alive(self) -> ctypes.c_void_p:
+        """The C library's group, once the ranks have met; the error if they could not."""
         if self._handle is None:
-            raise _error.make(Status.EABORTED, f"group {self._group_name} was destroyed")
+            if self._over:
+                raise _error.make(Status.EABORTED, f"group {self._group_name} was destroyed")
+            if self._process != os.getpid():
+                raise _error.make(Status.EINVAL, "the group was made before the fork: it belongs to the parent process")
+            self._made.wait()
+            if self._handle is None:
+                raise self._failure or _error.make(Status.EABORTED, f"group {self._group_name} was destroyed")
         return self._handle
 
     def _refuse(self, count: int) -> None:
-        for _ in range(count if self._handle is not None else 0):
+        for _ in range(0 if self._over else count):
             op = ctypes.c_void_p()
-            if lib.hdl_broadcast(self._handle, None, None, 0, -1, 0, None, op) == 0:
+            if lib.hdl_broadcast(self._alive(), None, None, 0, -1, 0, None, op) == 0:
                 lib.hdl_op_free(op)
 
     def _call_for(self, opts: Any) -> _abi.Call:
@@ -319,7 +365,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 return self._issue(f"heddle::{name}", function, args, call, wait, outputs, memory, after, in_order)
         if after is None and memory is not None and memory.copies:
             after = memory.after
-        handle = self._handle if self._handle is not None else self._alive()
+        handle = self._handle or self._alive()
         if self._lagging:
             self.refresh()
         if wait and self._coalescing is None:
@@ -392,17 +438,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             raise
         wait = _SAYS_ASYNC and not opts.asyncOp
         if wait and memory is None and self._coalescing is None and not _profiler._is_profiler_enabled:
-            status = lib.hdl_allreduce(self._handle, data, data, count, code, redop, call, None)
+            status = lib.hdl_allreduce(self._handle or self._alive(), data, data, count, code, redop, call, None)
             if self._lagging:
                 self.refresh()
-            return self._done if status == 0 else self._ended("all_reduce", tensors, status)
+            return self._done if status == 0 else Finished(self, "all_reduce", tensors, status)
         # The tensor itself is kept by the list of outputs.
         args = (data, data, count, code, redop)
         return self._issue("all_reduce", lib.hdl_allreduce, args, call, wait, tensors, memory)
-
-    def _ended(self, name: str, tensors: list[torch.Tensor], status: int) -> Work:
-        self._alive()
-        return Finished(self, name, tensors, status)
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Work:
         tensors = _tensors(tensors)
@@ -777,8 +819,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         mask = (ctypes.c_uint64 * words)()
         view = _abi.View(mask_words=words, active=mask)
         member = _abi.Member()
+        handle = self._alive()
         with self._lock:  # whoever reads later writes later
-            _error.check(lib.hdl_group_view(self._alive(), view))
+            _error.check(lib.hdl_group_view(handle, view))
             now = torch.zeros(self.capacity, dtype=torch.int32)
             now[list(_error.ranks_of(mask))] = 1
             changed = now != self.active_ranks[: self.capacity].cpu()
@@ -790,7 +833,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             # A change that takes effect at a later operation shows from that operation on.
             self._lagging = False
             for rank, active in enumerate(now.tolist()):
-                if lib.hdl_group_member(self._handle, rank, member) == 0:
+                if lib.hdl_group_member(handle, rank, member) == 0:
                     self._lagging |= active != (member.member == MemberState.ACTIVE)
         return view
 
@@ -803,14 +846,21 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def abort(self) -> None:
         """Ends every operation here, from any thread; the others see this rank as lost in this group."""
-        if self._handle is not None:
-            _error.check(lib.hdl_group_abort(self._handle))
+        if not self._over:
+            _error.check(lib.hdl_group_abort(self._alive()))
             log.warning("group %s: aborted by this rank", self._group_name)
 
     def shutdown(self) -> None:
         """Waits up to 2 s for unfinished operations, leaves the group, and with the last group the job."""
-        handle = self._handle
-        if handle is None:
+        if self._over:
+            return
+        self._made.wait(2)
+        with self._lock:
+            self._over, made, handle = True, self._made.is_set(), self._handle
+        _groups.remove(self)
+        if handle is None:  # a group that the ranks still meet for ends when they have
+            if made:
+                self._end(None)
             return
         for end in self.before_end:
             end()
@@ -825,11 +875,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 work._block(1_000_000)
         if self._completer is not None:
             self._completer.stop()
-        lib.hdl_group_on_view(handle, _abi.ViewCallback(), None)
-        self._handle = None
-        lib.hdl_group_destroy(handle)
-        _groups.remove(self)
-        self.job.leave()
+        self._end(handle)
 
 
 def _is_async(opts: Any) -> bool:

@@ -106,6 +106,7 @@ class Job:
         self.shared = shared
         self._groups = 0
         self._lock = threading.Lock()
+        self._joining = threading.Lock()
         self._meeting = _Meeting(store)
         if not any(known is store for known in _stores):
             _stores.append(store)
@@ -122,10 +123,18 @@ class Job:
             options.interface = interface.encode()
         if os.environ.get("MC_FORCE_TCP", "").lower() in ("1", "true"):
             options.transport = b"fabric"
-        context = ctypes.c_void_p()
+        self._options = options
+        self.context: ctypes.c_void_p | None = None
         settings.started = True
-        _error.check(lib.hdl_context_create(options, context))
-        self.context: ctypes.c_void_p | None = context
+
+    def connect(self) -> ctypes.c_void_p:
+        """The context; the first call joins the job, which takes as long as the other ranks do."""
+        with self._joining:
+            if self.context is None:
+                context = ctypes.c_void_p()
+                _error.check(lib.hdl_context_create(self._options, context))
+                self.context = context
+            return self.context
 
     def enter(self) -> None:
         with self._lock:
@@ -135,8 +144,9 @@ class Job:
         """The last group takes the context with it."""
         with self._lock:
             self._groups -= 1
-            if self._groups or self.context is None:
+            if self._groups:
                 return
             context, self.context = self.context, None
         self._meeting.over(self.rank)
-        lib.hdl_context_destroy(context)
+        if context is not None:
+            lib.hdl_context_destroy(context)

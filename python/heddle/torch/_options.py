@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 CAPACITY_MAX = 1024
+_CHUNK = 256 << 10
 
 
 class Settings:
@@ -88,6 +89,27 @@ def set_fault_reconciliation_window_us(us: int) -> None:
     settings.fault_window_us = _time("set_fault_reconciliation_window_us", us, True)
 
 
+def pool() -> tuple[int, int]:
+    """(chunks, bytes of one) of a group's memory, from MOONCAKE_P2P_POOL_SIZE and MOONCAKE_P2P_CHUNK_SIZE; 0 = default.
+
+    RuntimeError if the pool is no multiple of the chunk.
+    """
+    pool_bytes, chunk = (_bytes(f"MOONCAKE_P2P_{name}_SIZE") for name in ("POOL", "CHUNK"))
+    if not pool_bytes:
+        return 0, chunk
+    size = chunk or _CHUNK
+    if pool_bytes % size:
+        raise RuntimeError(f"MOONCAKE_P2P_POOL_SIZE={pool_bytes} is not a multiple of the chunk size {size}")
+    return pool_bytes // size, chunk
+
+
+def _bytes(name: str) -> int:
+    text = os.environ.get(name, "")
+    if text and not (text.isdecimal() and int(text) > 0):
+        raise RuntimeError(f"{name}={text!r}: expected a number of bytes above 0")
+    return int(text or 0)
+
+
 def _flag(name: str) -> bool:
     return os.environ.get(name, "1").strip().lower() not in ("0", "false", "off", "no")
 
@@ -96,12 +118,14 @@ class MooncakeBackendOptions:
     """Options of a group, for init_process_group(pg_options=) and new_group(pg_options=).
 
         MooncakeBackendOptions(active_ranks: Tensor[, is_extension[, max_group_size]])
-        MooncakeBackendOptions(max_group_size: int[, is_extension, auto_deactivate_on_failure, auto_sync_on_failure])
+        MooncakeBackendOptions(max_group_size: int[, is_extension[, auto_deactivate_on_failure, auto_sync_on_failure]])
+        MooncakeBackendOptions(max_group_size: int, auto_deactivate_on_failure, auto_sync_on_failure)
 
     active_ranks: int32, contiguous, at least max_group_size elements: becomes the live mirror of the members, 1 =
-    active. is_extension: this process joins a group that exists, or replaces a rank. max_group_size: slots of the
-    group, 0 = its size. Defaults of the flags: True, or MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE and
-    MOONCAKE_PG_AUTO_SYNC_ON_FAILURE where there are no options.
+    active. is_extension: this process joins a group that exists, or replaces a rank (True), or founds one (False);
+    not given: it joins if the group runs already. max_group_size: slots of the group, 0 = its size. Defaults of the
+    flags: True, or MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE and MOONCAKE_PG_AUTO_SYNC_ON_FAILURE where there are no
+    options.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -109,6 +133,8 @@ class MooncakeBackendOptions:
         numbers = ("max_group_size", "is_extension", "auto_deactivate_on_failure", "auto_sync_on_failure")
         by_tensor = isinstance(args[0], torch.Tensor) if args else "active_ranks" in kwargs
         names = tensors if by_tensor else numbers
+        if len(args) == 3 and not by_tensor:
+            names = ("max_group_size", *numbers[2:])
         given = dict(zip(names, args, strict=False))
         extra = [name for name in kwargs if name not in names or name in given]
         if len(args) > len(names) or extra or not (args or kwargs):
@@ -121,6 +147,7 @@ class MooncakeBackendOptions:
         self.active_ranks: torch.Tensor | None = given.get("active_ranks")
         self.max_group_size = int(given.get("max_group_size", 0))
         self.is_extension = bool(given.get("is_extension", False))
+        self.may_join = "is_extension" not in given
         self.auto_deactivate_on_failure = bool(given.get("auto_deactivate_on_failure", True))
         self.auto_sync_on_failure = bool(given.get("auto_sync_on_failure", True))
         if self.active_ranks is not None and (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import datetime
 import os
@@ -27,6 +28,9 @@ Future: TypeAlias = "_Future[Any]"
 # These mean that ranks were lost: wait() does not raise, get_local_success() and the hint tell.
 _LOSSES = frozenset({Status.INCOMPLETE, Status.EPEER, Status.ELINK, Status.EFENCED})
 _RAISE = os.environ.get("HEDDLE_RAISE_ON_FAILURE", "") not in ("", "0")
+# C++ of torch 2.6 keeps its half of a work only: what it was given lives here until it waits, or the ring is full.
+_UNHELD = tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 7)
+_held: collections.deque[Work] = collections.deque(maxlen=4096)
 
 
 def micros(timeout: datetime.timedelta | None) -> int:
@@ -62,6 +66,8 @@ class Work(dist.Work):
         self.name = name
         self._outputs = outputs
         self._lock = threading.Lock()
+        if _UNHELD:
+            _held.append(self)
 
     def _block(self, timeout_us: int) -> bool:
         """True when finished."""
