@@ -75,10 +75,11 @@ static enum hdl_status check_tokens(const struct hdl_moe *m,
                          t->num_tokens, s->max_tokens);
     if (t->num_tokens == 0 && !t->num_tokens_at)
         return HDL_OK;
-    const char *missing = !t->rows                           ? "rows"
-                          : !t->topk_ids                     ? "topk_ids"
-                          : !t->weights && !m->config.opaque ? "weights"
-                                                             : NULL;
+    bool needs_weights = !m->config.opaque && !s->late_weights;
+    const char *missing = !t->rows                       ? "rows"
+                          : !t->topk_ids                 ? "topk_ids"
+                          : !t->weights && needs_weights ? "weights"
+                                                         : NULL;
     if (!missing && m->config.dtype == HDL_F8E4M3 && s->row_scales && !t->scales)
         missing = "scales";
     if (missing)
@@ -168,6 +169,7 @@ enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
         m->next++;
         m->turn++;
         lane->step++;
+        lane->weighted = t.weights || (t.num_tokens == 0 && !t.num_tokens_at);
     }
     lane->phase = receives ? MOE_RECEIVED : MOE_SENT;
     if (sends)
@@ -204,10 +206,12 @@ enum hdl_status moe_gpu_call_combine(struct hdl_moe *m, uint32_t phase,
         status = base_fail(HDL_EINVAL, "combine: result rows are NULL");
     if (status == HDL_OK)
         status = moe_handle_open(m, handle, sends ? MOE_RECEIVED : MOE_COMBINING, &lane);
+    if (status == HDL_OK && sends && !lane->weighted && !o.weights)
+        status = base_fail(HDL_EINVAL, "combine: no weights, and dispatch had none");
     if (status != HDL_OK)
         return status;
     const struct moe_gpu_result to = {.expert_out = o.rows,
-                                      .weights = o.weights,
+                                      .weights = lane->weighted ? NULL : o.weights,
                                       .rows = r.rows,
                                       .bias = {r.bias[0], r.bias[1]},
                                       .missing = r.missing,

@@ -39,14 +39,16 @@ def same_rows(name: str, got: torch.Tensor, wanted: torch.Tensor, counts: torch.
         same(f"{name} of expert {expert}", got[expert, :count], wanted[expert, :count])
 
 
-def step(buffer: heddle.torch.Buffer, device: str, seed: int, how: str, fp8: bool) -> tuple[torch.Tensor, ...]:
+def step(
+    buffer: heddle.torch.Buffer, device: str, seed: int, how: str, fp8: bool, late: bool
+) -> tuple[torch.Tensor, ...]:
     """rows, scales, counts, sums of one step."""
     x, ids, weights = (t.to(device) for t in inputs(seed, M - seed % 5))
     active = torch.ones(dist.get_world_size(), dtype=torch.int32, device=device)
     hook, aside = how == "hook", how == "aside"
     given = {"return_recv_hook": hook, "async_finish": aside}
     out, counts, handle, event, receive = buffer.dispatch(
-        x, ids, active, M, E, 30_000_000, use_fp8=fp8, topk_weights=weights, **given
+        x, ids, active, M, E, 30_000_000, use_fp8=fp8, topk_weights=None if late else weights, **given
     )
     receive()
     event.current_stream_wait()
@@ -66,9 +68,9 @@ def step(buffer: heddle.torch.Buffer, device: str, seed: int, how: str, fp8: boo
 
 def compare_buffer(buffer: heddle.torch.Buffer) -> None:
     for seed, how in enumerate(("plain", "hook", "aside", "zero copy") * 3):
-        for fp8 in (True, False):
-            wanted = step(buffer, "cpu", seed, "hook" if how == "hook" else "plain", fp8)
-            got = step(buffer, "cuda", seed, how, fp8)
+        for fp8, late in ((True, False), (False, False), (True, True)):
+            wanted = step(buffer, "cpu", seed, "hook" if how == "hook" else "plain", fp8, late)
+            got = step(buffer, "cuda", seed, how, fp8, late)
             torch.cuda.synchronize()
             same("counts", got[2], wanted[2])
             same_rows("rows", got[0], wanted[0], wanted[2])

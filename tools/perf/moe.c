@@ -13,6 +13,7 @@
 #include "tools/commands.h"
 #include "tools/options.h"
 #include "tools/perf/job.h"
+#include "tools/perf/moe_cuda.h"
 
 enum { WARM = 3 };
 
@@ -21,7 +22,8 @@ struct perf_moe {
     const char *op;
     int64_t hidden, topk, experts;
     struct tool_sizes tokens;
-    const char *dtype, *layout, *routing, *phases, *compare;
+    const char *dtype, *layout, *routing, *phases, *compare, *device;
+    int64_t blocks;   /* of a kernel, 0 = all multiprocessors */
     double copy_GBps; /* of all ranks together, read and written */
     double small_us;  /* all_reduce of 8 B, p50 */
     bool good;
@@ -334,6 +336,33 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
     return status == HDL_OK ? TOOL_OK : TOOL_FAILED;
 }
 
+enum { REPLAYS = 200 };
+
+static int run_cuda(struct perf_moe *p)
+{
+    int64_t tokens[TOOL_SIZES_MAX];
+    int dtype = tool_choice(DTYPES, p->dtype);
+    const struct moe_cuda_opts o = {
+        .job = &p->job,
+        .hidden = p->hidden,
+        .topk = p->topk,
+        .experts = p->experts,
+        .replays = p->job.iters ? p->job.iters : REPLAYS,
+        .blocks = p->blocks,
+        .fp8 = dtype == 2,
+        .layout = (enum hdl_moe_layout)tool_choice(LAYOUTS, p->layout),
+        .tokens = tokens,
+        .num_tokens = (int64_t)p->tokens.count,
+    };
+    if (dtype == 1 || p->compare || strcmp(p->routing, "uniform") != 0 ||
+        strcmp(p->phases, "fused") != 0)
+        return tool_usage_error("with --device cuda rows are bf16 or fp8, routing is "
+                                "uniform, phases fused, and nothing is compared");
+    for (size_t i = 0; i < p->tokens.count; i++)
+        tokens[i] = (int64_t)p->tokens.size[i];
+    return moe_cuda_run(&o);
+}
+
 static int run_all(void *user)
 {
     struct perf_moe *p = user;
@@ -343,6 +372,8 @@ static int run_all(void *user)
         return tool_usage_error("%" PRId64 " experts, top %" PRId64
                                 ", %d ranks do not fit",
                                 p->experts, p->topk, p->job.num_ranks);
+    if (strcmp(p->device, "cuda") == 0)
+        return run_cuda(p);
     if (measure_copy(p) != HDL_OK || measure_small(p) != HDL_OK)
         return tool_failed("the copy rate: %s", hdl_error_detail());
     print_head(p);
@@ -373,19 +404,22 @@ bool command_perf_is_moe(int argc, char **argv)
     return false;
 }
 
+static const struct perf_moe defaults = {
+    .job = {.transport = "auto", .time_us = 500000},
+    .hidden = 4096,
+    .topk = 8,
+    .experts = 32,
+    .dtype = "bf16",
+    .layout = "3d",
+    .routing = "uniform",
+    .phases = "fused",
+    .device = "cpu",
+    .tokens = {4, {1, 16, 128, 1024}},
+};
+
 int command_perf_moe(int argc, char **argv)
 {
-    struct perf_moe p = {
-        .job = {.transport = "auto", .time_us = 500000},
-        .hidden = 4096,
-        .topk = 8,
-        .experts = 32,
-        .dtype = "bf16",
-        .layout = "3d",
-        .routing = "uniform",
-        .phases = "fused",
-        .tokens = {4, {1, 16, 128, 1024}},
-    };
+    struct perf_moe p = defaults;
     const struct tool_option options[] = {
         {'n', "ranks", TOOL_INT, &p.job.ranks, 1, "N", "ranks to start (default 2)"},
         {0, "hosts", TOOL_INT, &p.job.hosts, 1, "H",
@@ -405,6 +439,10 @@ int command_perf_moe(int argc, char **argv)
          "how tokens choose experts (default uniform)"},
         {0, "phases", TOOL_CHOICE, &p.phases, 0, "fused|split",
          "one call, or send and recv apart (default fused)"},
+        {0, "device", TOOL_CHOICE, &p.device, 0, "cpu|cuda",
+         "where rows lie; cuda = a GPU for each rank, steps in graphs (default cpu)"},
+        {0, "blocks", TOOL_INT, &p.blocks, 1, "B",
+         "multiprocessors that a kernel may take (default all)"},
         {0, "compare", TOOL_CHOICE, &p.compare, 0, "alltoall",
          "also by counts and all_to_all_v, and by a dense all_to_all"},
         {0, "iters", TOOL_INT, &p.job.iters, 1, "I",

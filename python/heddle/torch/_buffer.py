@@ -25,6 +25,8 @@ from heddle.torch._group import ProcessGroup
 log = logging.getLogger("heddle.torch")
 
 _HINT_TOP_K = 64
+# Kernels take weights with combine up to this k.
+_LATE_TOP_K = 32
 
 
 class StreamEvent:
@@ -91,7 +93,7 @@ class _Shape(NamedTuple):
             self.hidden,
             self.max_tokens,
             format=MoeFormat.FP8 if self.use_fp8 else MoeFormat.PLAIN,
-            late_weights=not on_cuda,
+            late_weights=not on_cuda or self.top_k <= _LATE_TOP_K,
             memory=MoeMemory.CUDA if on_cuda else MoeMemory.HOST,
             cuda_device=(self.device.index or 0) if on_cuda else 0,
         )
@@ -514,8 +516,8 @@ class Buffer:
         _one_way(async_finish, return_recv_hook)
         for tensor, what in ((x, "x"), (topk_idx, "topk_idx"), (topk_weights, "topk_weights")):
             _on(x.device, tensor, what)
-        if x.is_cuda and topk_weights is None:
-            raise NotImplementedError("with CUDA tensors dispatch needs topk_weights in this version of heddle")
+        if x.is_cuda and topk_weights is None and topk_idx.size(-1) > _LATE_TOP_K:
+            raise NotImplementedError(f"with CUDA tensors and k > {_LATE_TOP_K} dispatch needs topk_weights")
         if x.dim() != 2 or topk_idx.dim() != 2 or x.size(0) != topk_idx.size(0):
             raise ValueError(f"x {list(x.shape)} and topk_idx {list(topk_idx.shape)} are not [T, H] and [T, k]")
         if x.dtype != torch.bfloat16:

@@ -1,0 +1,360 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* `heddle perf dispatch|combine|moe --device cuda`: replays of a graph on each rank's
+ * GPU, the kernels' own times beside what a step takes from end to end. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "moe/gpu_link.h"
+#include "tools/commands.h"
+#include "tools/options.h"
+#include "tools/perf/moe_cuda.h"
+
+/*
+ * A graph holds PAIRS times dispatch and combine. Every block notes when it began and
+ * ended; a kernel's time is from its first block's begin to its last block's end. The
+ * first pairs are left out: there the GPUs wait for each other's launch. A row's number
+ * is that of its slowest rank.
+ */
+enum { PAIRS = 20, SKIPPED = 3 };
+
+static const size_t trace_words = MOE_GPU_TRACE_POINTS * MOE_GPU_MAX_CTAS;
+
+struct bench {
+    const struct moe_cuda_opts *o;
+    struct hdl_moe *moe;
+    struct moe_gpu *gpu;
+    const struct gpu_driver *cu;
+    struct gpu_stream *stream;
+    struct gpu_event *begin, *end;
+    struct gpu_graph_exec *exec;
+    int64_t tokens, remote; /* distinct remote ranks of all tokens */
+    uint64_t rows, ids, weights, out, scales, outputs, result, trace;
+    float *want; /* [T] sum of the weights */
+    uint64_t *words;
+    double *samples[3]; /* dispatch, combine, pair */
+    int64_t count[3];
+};
+
+static enum hdl_status check(int error, const char *what)
+{
+    return gpu_check(error, what);
+}
+
+/* ------------------------------------------------------------------------------ data */
+
+static enum hdl_status put(struct bench *b, size_t bytes, const void *from, uint64_t *at)
+{
+    enum hdl_status s = gpu_alloc(&b->gpu->device, bytes, at);
+    if (s == HDL_OK && from)
+        s = check(b->cu->copy_in(*at, from, bytes), "cuMemcpyHtoD");
+    return s;
+}
+
+/* Distinct experts of each token, drawn alike; random bf16 rows below 2. */
+static enum hdl_status fill(struct bench *b, uint16_t *rows, int32_t *ids, float *weights)
+{
+    const struct moe_cuda_opts *o = b->o;
+    uint64_t random = (uint64_t)o->job->rank + 1;
+    int64_t k = o->topk;
+    for (int64_t i = 0; i < b->tokens * o->hidden; i++)
+        rows[i] = (uint16_t)(0x3f80 | (base_splitmix_next(&random) & 0x807f));
+    for (int64_t t = 0; t < b->tokens; t++) {
+        uint32_t ranks = 0;
+        for (int64_t j = 0; j < k; j++) {
+            int32_t id = (int32_t)(base_splitmix_next(&random) % (uint64_t)o->experts);
+            for (int64_t i = 0; i < j; i++)
+                if (ids[t * k + i] == id) {
+                    id = (id + 1) % (int32_t)o->experts;
+                    i = -1;
+                }
+            ids[t * k + j] = id;
+            weights[t * k + j] = (float)(base_splitmix_next(&random) % 256 + 1) / 256;
+            b->want[t] += weights[t * k + j];
+            ranks |= 1u << (id / (o->experts / o->job->num_ranks));
+        }
+        b->remote += __builtin_popcount(ranks & ~(1u << o->job->rank));
+    }
+    enum hdl_status s = put(b, (size_t)(b->tokens * o->hidden) * 2, rows, &b->rows);
+    if (s == HDL_OK)
+        s = put(b, (size_t)(b->tokens * k) * sizeof(*ids), ids, &b->ids);
+    if (s == HDL_OK)
+        s = put(b, (size_t)(b->tokens * k) * sizeof(*weights), weights, &b->weights);
+    return s;
+}
+
+static enum hdl_status make_inputs(struct bench *b)
+{
+    size_t entries = (size_t)(b->tokens * b->o->topk);
+    uint16_t *rows = calloc((size_t)(b->tokens * b->o->hidden), sizeof(*rows));
+    int32_t *ids = calloc(entries, sizeof(*ids));
+    float *weights = calloc(entries, sizeof(*weights));
+    b->want = calloc((size_t)b->tokens, sizeof(float));
+    enum hdl_status s =
+        rows && ids && weights && b->want
+            ? fill(b, rows, ids, weights)
+            : base_fail(HDL_ENOMEM, "rows of %lld tokens", (long long)b->tokens);
+    free(rows);
+    free(ids);
+    free(weights);
+    return s;
+}
+
+/* Expert outputs are 1 in all elements: a sum is that of the weights. */
+static enum hdl_status make_buffers(struct bench *b)
+{
+    struct hdl_moe_sizes sizes = {.size = sizeof(sizes)};
+    enum hdl_status s = hdl_moe_size_hint(&b->moe->opts, b->o->job->num_ranks, &sizes);
+    size_t elements = sizes.combine_buffer_elements;
+    if (s == HDL_OK)
+        s = put(b, sizes.out_rows * sizes.row_bytes, NULL, &b->out);
+    if (s == HDL_OK)
+        s = put(b, sizes.out_rows * sizes.scale_bytes, NULL, &b->scales);
+    if (s == HDL_OK)
+        s = put(b, elements * 2, NULL, &b->outputs);
+    if (s == HDL_OK)
+        s = check(b->cu->fill16(b->outputs, 0x3f80, elements, b->stream), "cuMemsetD16");
+    if (s == HDL_OK)
+        s = put(b, (size_t)(b->tokens * b->o->hidden) * 2, NULL, &b->result);
+    if (s == HDL_OK)
+        s = put(b, PAIRS * 2 * trace_words * 8, NULL, &b->trace);
+    return s ? s : make_inputs(b);
+}
+
+static enum hdl_status check_results(struct bench *b, bool *good)
+{
+    size_t count = (size_t)(b->tokens * b->o->hidden);
+    uint16_t *got = calloc(count, sizeof(*got));
+    if (!got)
+        return base_fail(HDL_ENOMEM, "%zu sums", count);
+    enum hdl_status s = check(b->cu->copy_out(got, b->result, count * 2), "cuMemcpyDtoH");
+    for (size_t i = 0; s == HDL_OK && i < count; i++) {
+        float want = b->want[i / (size_t)b->o->hidden], x;
+        uint32_t bits = (uint32_t)got[i] << 16;
+        memcpy(&x, &bits, sizeof(x));
+        *good = *good && fabsf(x - want) <= want / 64;
+    }
+    free(got);
+    return s;
+}
+
+/* ----------------------------------------------------------------------------- graphs */
+
+static enum hdl_status launch_pairs(struct bench *b)
+{
+    enum hdl_status s = HDL_OK;
+    const struct moe_gpu_tokens tokens = {.rows = (void *)b->rows,
+                                          .ids = (void *)b->ids,
+                                          .weights = (float *)b->weights,
+                                          .num_tokens = (uint32_t)b->tokens};
+    const struct moe_gpu_received received = {.rows = (void *)b->out,
+                                              .scales = (void *)b->scales};
+    const struct moe_gpu_result result = {.expert_out = (void *)b->outputs,
+                                          .rows = (void *)b->result};
+    struct moe_gpu_call call = {.phase = MOE_GPU_SEND | MOE_GPU_RECV,
+                                .timeout_ns = UINT64_C(10000000000),
+                                .trace = b->trace,
+                                .stream = b->stream};
+    for (int n = 0; s == HDL_OK && n < PAIRS; n++) {
+        s = moe_gpu_dispatch(b->gpu, &call, &tokens, &received);
+        call.trace += trace_words * 8;
+        if (s == HDL_OK)
+            s = moe_gpu_combine(b->gpu, &call, &result);
+        call.trace += trace_words * 8;
+    }
+    return s;
+}
+
+static enum hdl_status capture(struct bench *b)
+{
+    struct gpu_graph *graph;
+    enum hdl_status s =
+        check(b->cu->capture_begin(b->stream, GPU_CAPTURE_THREAD), "capture");
+    if (s == HDL_OK)
+        s = launch_pairs(b);
+    if (s == HDL_OK)
+        s = check(b->cu->capture_end(b->stream, &graph), "capture");
+    if (s == HDL_OK)
+        s = check(b->cu->graph_instantiate(&b->exec, graph, 0), "cuGraphInstantiate");
+    if (s == HDL_OK)
+        b->cu->graph_destroy(graph);
+    return s;
+}
+
+static void add_times(struct bench *b)
+{
+    for (int n = 2 * SKIPPED; n < 2 * PAIRS; n++) {
+        const uint64_t *t = b->words + (size_t)n * trace_words;
+        uint64_t first = UINT64_MAX, last = 0;
+        for (uint32_t i = 0; i < b->gpu->blocks; i++) {
+            const uint64_t *at = t + i * MOE_GPU_TRACE_POINTS;
+            if (!at[0]) /* the launch had fewer blocks */
+                continue;
+            first = at[0] < first ? at[0] : first;
+            last = at[1] > last ? at[1] : last;
+        }
+        b->samples[n & 1][b->count[n & 1]++] = (double)(last - first) * 1e-3;
+    }
+}
+
+static enum hdl_status replay(struct bench *b)
+{
+    float ms = 0;
+    enum hdl_status s = hdl_barrier(b->o->job->group, NULL, NULL);
+    if (s == HDL_OK)
+        s = check(b->cu->event_record(b->begin, b->stream), "event");
+    if (s == HDL_OK)
+        s = check(b->cu->graph_launch(b->exec, b->stream), "cuGraphLaunch");
+    if (s == HDL_OK)
+        s = check(b->cu->event_record(b->end, b->stream), "event");
+    if (s == HDL_OK)
+        s = check(b->cu->stream_sync(b->stream), "replay");
+    if (s == HDL_OK)
+        s = check(b->cu->event_elapsed(&ms, b->begin, b->end), "event");
+    if (s == HDL_OK)
+        s = check(b->cu->copy_out(b->words, b->trace, PAIRS * 2 * trace_words * 8),
+                  "times");
+    if (s != HDL_OK)
+        return s;
+    add_times(b);
+    b->samples[2][b->count[2]++] = (double)ms * 1e3 / PAIRS;
+    return HDL_OK;
+}
+
+/* ------------------------------------------------------------------------------ a row */
+
+static enum hdl_status open_bench(struct bench *b)
+{
+    const struct moe_cuda_opts *o = b->o;
+    const struct hdl_moe_opts opts = {.size = sizeof(opts),
+                                      .num_experts = (int32_t)o->experts,
+                                      .top_k = (int32_t)o->topk,
+                                      .hidden = (int32_t)o->hidden,
+                                      .max_tokens = (int32_t)b->tokens,
+                                      .format = o->fp8 ? HDL_MOE_FP8 : HDL_MOE_PLAIN,
+                                      .layout = o->layout,
+                                      .lanes = 1,
+                                      .memory = HDL_MOE_CUDA,
+                                      .cuda_device = o->job->rank % gpu_count(),
+                                      .cuda_blocks = (int32_t)o->blocks};
+    enum hdl_status s = hdl_moe_create(o->job->group, &opts, &b->moe);
+    if (s != HDL_OK)
+        return s;
+    b->gpu = b->moe->link->gpu;
+    b->cu = b->gpu->device.driver;
+    s = gpu_enter(&b->gpu->device);
+    if (s == HDL_OK)
+        s = check(b->cu->stream_create(&b->stream, GPU_STREAM_NON_BLOCKING, 0), "stream");
+    if (s == HDL_OK)
+        s = check(b->cu->event_create(&b->begin, GPU_EVENT_TIMED), "event");
+    if (s == HDL_OK)
+        s = check(b->cu->event_create(&b->end, GPU_EVENT_TIMED), "event");
+    b->words = calloc(PAIRS * 2 * trace_words, sizeof(uint64_t));
+    for (int i = 0; i < 3; i++)
+        b->samples[i] = calloc((size_t)o->replays * PAIRS, sizeof(double));
+    if (s == HDL_OK && !(b->words && b->samples[0] && b->samples[1] && b->samples[2]))
+        s = base_fail(HDL_ENOMEM, "times of %lld replays", (long long)o->replays);
+    return s ? s : make_buffers(b);
+}
+
+static void close_bench(struct bench *b)
+{
+    if (b->gpu) {
+        uint64_t memory[] = {b->rows,   b->ids,     b->weights, b->out,
+                             b->scales, b->outputs, b->result,  b->trace};
+        (void)moe_gpu_quiesce(b->gpu);
+        for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
+            gpu_free(&b->gpu->device, memory[i]);
+        if (b->exec)
+            b->cu->graph_exec_destroy(b->exec);
+        if (b->begin)
+            b->cu->event_destroy(b->begin);
+        if (b->end)
+            b->cu->event_destroy(b->end);
+        if (b->stream)
+            b->cu->stream_destroy(b->stream);
+        gpu_leave(&b->gpu->device);
+    }
+    hdl_moe_destroy(b->moe);
+    for (int i = 0; i < 3; i++)
+        free(b->samples[i]);
+    free(b->words);
+    free(b->want);
+}
+
+static void print_row(const struct bench *b, const struct perf_times times[3], bool good,
+                      int64_t remote)
+{
+    const struct moe_cuda_opts *o = b->o;
+    static const char *const names[] = {"dispatch", "combine", "pair"};
+    double row = (double)b->moe->config.shape.row_elem * (double)o->hidden +
+                 b->moe->config.shape.row_scales;
+    double bytes[] = {(double)remote * row, (double)remote * (double)o->hidden * 2, 0};
+    for (int i = 0; i < 3; i++) {
+        double gbps = bytes[i] / times[i].p50_us * 1e-3;
+        if (o->job->json)
+            printf("{\"op\": \"%s\", \"tokens\": %lld, \"p50_us\": %.2f, \"p99_us\": "
+                   "%.2f, \"least_bytes\": %.0f, \"GBps\": %.1f, \"checked\": %s}\n",
+                   names[i], (long long)b->tokens, times[i].p50_us, times[i].p99_us,
+                   bytes[i], gbps, good ? "true" : "false");
+        else
+            printf("%-9s %7lld %9.2f %9.2f %12.0f %8.1f %s\n", names[i],
+                   (long long)b->tokens, times[i].p50_us, times[i].p99_us, bytes[i], gbps,
+                   good ? "yes" : "WRONG");
+    }
+    fflush(stdout);
+}
+
+static enum hdl_status measure(struct bench *b, bool *good)
+{
+    struct perf_times times[3];
+    int64_t remote = b->remote, wrong;
+    enum hdl_status s = capture(b);
+    for (int64_t i = 0; s == HDL_OK && i < b->o->replays + 2; i++) {
+        if (i == 2) /* the first two warm up */
+            memset(b->count, 0, sizeof(b->count));
+        s = replay(b);
+    }
+    if (s == HDL_OK)
+        s = check_results(b, good);
+    for (int i = 0; s == HDL_OK && i < 3; i++)
+        s = perf_agree_times(b->o->job, b->samples[i], b->count[i], &times[i]);
+    if (s == HDL_OK)
+        s = perf_agree(b->o->job, &remote, HDL_MAX);
+    wrong = !*good;
+    if (s == HDL_OK)
+        s = perf_agree(b->o->job, &wrong, HDL_MAX);
+    *good = wrong == 0;
+    if (s == HDL_OK && b->o->job->rank == 0)
+        print_row(b, times, *good, remote);
+    return s;
+}
+
+int moe_cuda_run(const struct moe_cuda_opts *o)
+{
+    bool good = true;
+    if (gpu_count() == 0)
+        return tool_failed("%s", base_detail());
+    if (o->job->rank == 0 && !o->job->json)
+        printf("# %d ranks, hidden %lld, top-k %lld, experts %lld, %s; %lld replays of "
+               "%d steps, kernel times; pair: both from end to end\n%-9s %7s %9s %9s "
+               "%12s %8s %s\n",
+               o->job->num_ranks, (long long)o->hidden, (long long)o->topk,
+               (long long)o->experts, o->fp8 ? "fp8" : "bf16", (long long)o->replays,
+               PAIRS, "op", "tokens", "p50_us", "p99_us", "least_bytes", "GBps",
+               "checked");
+    for (int64_t i = 0; i < o->num_tokens; i++) {
+        struct bench b = {.o = o, .tokens = o->tokens[i]};
+        enum hdl_status s = open_bench(&b);
+        if (s == HDL_OK)
+            s = measure(&b, &good);
+        if (s != HDL_OK)
+            tool_failed("%s", base_detail());
+        close_bench(&b);
+        if (s != HDL_OK)
+            return TOOL_FAILED;
+    }
+    return good ? TOOL_OK : TOOL_FAILED;
+}
