@@ -483,9 +483,9 @@ static void no_gpu(struct hdl_moe_opts a)
     CHECK(strstr(hdl_error_detail(), "CUDA driver") ||
               strstr(hdl_error_detail(), "device 4096 of"),
           "%s", hdl_error_detail());
-    a.dp_size = 2;
+    a.combine_wire = HDL_MOE_WIRE_F32;
     CHECK_STATUS(hdl_moe_create(self.group, &a, &moe), HDL_ENOTSUP);
-    rank_check_text(hdl_error_detail(), "dp_size 2", NULL);
+    rank_check_text(hdl_error_detail(), "combine_wire 1", NULL);
 }
 
 static void disagree(void)
