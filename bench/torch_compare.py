@@ -179,11 +179,13 @@ def rank_main(given: argparse.Namespace) -> None:
                 begin = time.perf_counter()
                 dist.init_process_group(backend, store=own, rank=rank, world_size=ranks)
                 took = time.perf_counter() - begin
-                slowest = torch.tensor([took])
+                dist.all_reduce(torch.ones(2))
+                slowest = torch.tensor([took, time.perf_counter() - begin])
                 dist.all_reduce(slowest, dist.ReduceOp.MAX)
                 dist.barrier()
                 dist.destroy_process_group()
-                add("init", 0, backend, slowest.item() * 1e6, "us")
+                add("init", 0, backend, slowest[0].item() * 1e6, "us")
+                add("init + 1st op", 0, backend, slowest[1].item() * 1e6, "us")
     if "idle" in given.collectives:
         for backend in given.backends:
             _, before = cpu_and_private()

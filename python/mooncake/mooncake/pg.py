@@ -1,56 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Importing it registers the torch backends `mooncake` and `mooncake-cpu`. Ranks are in-group ranks everywhere."""
 
-from heddle.torch import (
-    MooncakeBackendOptions,
-    ProposalStatus,
-    ProposeViewUpdateResponse,
-    SyncAfterFailureResponse,
-    SyncAfterFailureStatus,
-    ViewUpdateStatus,
-    activate_ranks,
-    deactivate_ranks,
-    extend_group_size_to,
-    get_active_ranks,
-    get_current_epoch,
-    get_failed_ranks_hint,
-    get_local_success,
-    get_num_synced_ranks,
-    get_peer_state,
-    join_group,
-    recover_ranks,
-    set_collective_timeout_us,
-    set_device_filter,
-    set_fault_reconciliation_window_us,
-    set_host_ip,
-    set_p2p_timeout_us,
-    set_transfer_engine,
-    sync_after_failure,
-)
+from heddle.torch import *  # noqa: F403
+from heddle.torch import __all__ as _all
 
-__all__ = [
-    "MooncakeBackendOptions",
-    "ProposalStatus",
-    "ProposeViewUpdateResponse",
-    "SyncAfterFailureResponse",
-    "SyncAfterFailureStatus",
-    "ViewUpdateStatus",
-    "activate_ranks",
-    "deactivate_ranks",
-    "extend_group_size_to",
-    "get_active_ranks",
-    "get_current_epoch",
-    "get_failed_ranks_hint",
-    "get_local_success",
-    "get_num_synced_ranks",
-    "get_peer_state",
-    "join_group",
-    "recover_ranks",
-    "set_collective_timeout_us",
-    "set_device_filter",
-    "set_fault_reconciliation_window_us",
-    "set_host_ip",
-    "set_p2p_timeout_us",
-    "set_transfer_engine",
-    "sync_after_failure",
-]
+# The others have modules of their own, or are not the peer's.
+_NOT_HERE = {"Buffer", "EventOverlap", "ProcessGroup", "Work", "register_exchange"}
+__all__ = [name for name in _all if name not in _NOT_HERE]
