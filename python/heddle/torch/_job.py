@@ -110,20 +110,7 @@ class Job:
         self._meeting = _Meeting(store)
         if not any(known is store for known in _stores):
             _stores.append(store)
-        options = _abi.ContextOpts(
-            rank=rank,
-            num_ranks=num_ranks,
-            timeout_us=max(1, timeout // datetime.timedelta(microseconds=1)),
-            log_level=_log.level(),
-            log_fd=_log.descriptor(),
-        )
-        options.bootstrap = ctypes.pointer(self._meeting.struct)
-        interface = _interface(store)
-        if interface:
-            options.interface = interface.encode()
-        if os.environ.get("MC_FORCE_TCP", "").lower() in ("1", "true"):
-            options.transport = b"fabric"
-        self._options = options
+        self._store, self._num_ranks, self._timeout = store, num_ranks, timeout
         self.context: ctypes.c_void_p | None = None
         settings.started = True
 
@@ -132,9 +119,25 @@ class Job:
         with self._joining:
             if self.context is None:
                 context = ctypes.c_void_p()
-                _error.check(lib.hdl_context_create(self._options, context))
+                _error.check(lib.hdl_context_create(self._choices(), context))
                 self.context = context
             return self.context
+
+    def _choices(self) -> _abi.ContextOpts:
+        options = _abi.ContextOpts(
+            rank=self.rank,
+            num_ranks=self._num_ranks,
+            timeout_us=max(1, self._timeout // datetime.timedelta(microseconds=1)),
+            log_level=_log.level(),
+            log_fd=_log.descriptor(),
+        )
+        options.bootstrap = ctypes.pointer(self._meeting.struct)
+        interface = _interface(self._store)
+        if interface:
+            options.interface = interface.encode()
+        if os.environ.get("MC_FORCE_TCP", "").lower() in ("1", "true"):
+            options.transport = b"fabric"
+        return options
 
     def enter(self) -> None:
         with self._lock:
