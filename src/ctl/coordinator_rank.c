@@ -114,6 +114,7 @@ static void admit(struct ctl_coordinator *c, struct coord_rank *rank,
     rank->identity = *identity;
     identity->socket_name = NULL;
     rank->rank_epoch = ctl_rank_epoch(rank->rank, coord_next_registration(c, rank));
+    rank->new_here = c->collecting;
     welcome(c, rank, conn);
     tell_neighbours(c, rank, true);
 }
@@ -311,13 +312,40 @@ static void adopt(struct ctl_coordinator *c, struct coord_rank *rank,
                   struct coord_identity *identity)
 {
     uint32_t registration = (uint32_t)hello->rank_epoch;
+    base_free(c->env, rank->identity.socket_name);
     rank->identity = *identity;
+    rank->new_here = false;
     identity->socket_name = NULL;
     if (registration > rank->registration)
         rank->registration = registration;
     rank->rank_epoch = hello->rank_epoch;
     welcome(c, rank, conn);
     tell_neighbours(c, rank, true);
+}
+
+static bool is_in_running_group(const struct coord_rank *rank)
+{
+    base_list_each(node, after, &rank->members)
+    {
+        const struct coord_member *member =
+            base_container_of(node, struct coord_member, node);
+        if (member->state == MEMBER_IN || member->state == MEMBER_ENDED)
+            return true;
+    }
+    return false;
+}
+
+/* A rank of the coordinator before. A process that took its place meanwhile, because it
+ * was here first, gives way: it would have been refused. */
+static bool known_before(struct ctl_coordinator *c, struct coord_rank *rank,
+                         const struct ctl_hello *hello)
+{
+    if (!c->collecting || hello->rank_epoch == 0 ||
+        ctl_rank_epoch_rank(hello->rank_epoch) != hello->rank)
+        return false;
+    while (is_up(rank) && rank->new_here && !is_in_running_group(rank))
+        coord_die(c, rank, "its rank is in use by a live process");
+    return rank->state == RANK_NONE || (rank->new_here && !is_up(rank));
 }
 
 void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
@@ -349,12 +377,9 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
                 (hello->rank_epoch == 0 || hello->rank_epoch == rank->rank_epoch);
     if (c->collecting && hello->term >= c->term)
         c->term = hello->term + 1;
-    bool known_before = c->collecting && hello->rank_epoch != 0 &&
-                        rank->state == RANK_NONE &&
-                        ctl_rank_epoch_rank(hello->rank_epoch) == hello->rank;
     if (same) {
         reconnect(c, rank, conn, hello);
-    } else if (known_before) {
+    } else if (known_before(c, rank, hello)) {
         adopt(c, rank, conn, hello, &identity);
     } else if (hello->rank_epoch != 0) {
         ctl_do_send(c->out, conn->id, &(struct ctl_msg){.type = CTL_MSG_FENCED});

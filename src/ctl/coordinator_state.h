@@ -51,6 +51,7 @@ struct coord_rank {
     uint64_t probe; /* id of the sign of life that the holder was asked for; 0 = none */
     uint64_t answered;      /* highest id of a probe that this process has answered */
     uint64_t newcomer_conn; /* another process that wants this rank; 0 = none */
+    bool new_here; /* came while ranks of the coordinator before still reported */
     struct coord_identity newcomer;
     struct base_list members;
 };

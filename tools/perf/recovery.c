@@ -378,7 +378,7 @@ static bool show(struct recovery *v, bool json)
         all &= ok;
         printf(json ? "{\"event\":\"%s\",\"n\":%zu,\"median_ms\":%.6f,\"worst_ms\":%.6f,"
                       "\"target_ms\":%g,\"unit\":\"%s\",\"ok\":%s}\n"
-                    : "%-53s n %4zu  median %10.4f  worst %10.4f  target %5g %-2s  %s\n",
+                    : "%-53s n %4zu  median %10.4g  worst %10.4g  target %5g %-2s  %s\n",
                whats[w].name, n, median, worst, whats[w].median, whats[w].unit,
                ok ? "true" : "false");
     }

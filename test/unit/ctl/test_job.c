@@ -359,6 +359,30 @@ static void test_an_occupied_rank(void **state)
     job_close(&job);
 }
 
+/* A restarted coordinator knows no holder yet; one that comes back has its rank. */
+static void test_a_newcomer_was_first(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    assert_ok(job_open(&job));
+    struct ctl_coordinator_options options = {
+        .num_ranks = RANKS, .host_id = 1, .standalone = true, .restarted = true};
+    struct ctl_agent *holder = job.agents[1];
+    ctl_coordinator_destroy(job.coordinator);
+    assert_ok(ctl_coordinator_create(&job.env, &options, job.now, &job.coordinator));
+    assert_ok(start_agent(&job, 1));
+    struct ctl_agent *newcomer = job.agents[1];
+    job.agents[1] = holder;
+    agent(&job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+    pass(&job, SECOND / 2);
+    struct ctl_agent_stats stats;
+    ctl_agent_stats(holder, &stats);
+    assert_int_equal(stats.reconnects, 1);
+    assert_false(job.refused[1]);
+    ctl_agent_destroy(newcomer);
+    job_close(&job);
+}
+
 static void test_another_version_is_refused(void **state)
 {
     struct job job = {0};
@@ -435,6 +459,7 @@ int main(void)
         cmocka_unit_test(test_a_killed_founder_fails_the_others),
         cmocka_unit_test(test_a_second_start_is_not_blocked),
         cmocka_unit_test(test_an_occupied_rank),
+        cmocka_unit_test(test_a_newcomer_was_first),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
         cmocka_unit_test(test_out_of_memory),
