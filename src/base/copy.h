@@ -13,6 +13,6 @@ void base_copy(void *restrict dst, const void *restrict src, size_t bytes,
 
 /* From here on a copy to memory that another core has read before may be faster past the
  * cache: that core's cache holds the old lines, and they are taken over one by one. */
-#define BASE_SHARED_BYTES ((size_t)8 * 1024)
+#define BASE_SHARED_BYTES ((size_t)2 * 1024)
 
 #endif

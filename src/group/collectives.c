@@ -27,7 +27,7 @@ static struct group_request begin(struct hdl_group *group, enum group_kind kind,
                                     .src = src,
                                     .dst = dst,
                                     .elem = base_dtype_size(dtype),
-                                    .array_size = (uint32_t)hdl_group_size(group)};
+                                    .array_size = group_size_under_lock(group)};
     if (request.elem == 0)
         request.refused = base_fail(HDL_EINVAL, "%s: unknown type %d",
                                     group_kind_name((uint8_t)kind), dtype);

@@ -96,9 +96,8 @@ void group_engine_wake(struct group_engine *engine);
 bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),
                        void *argument, int64_t deadline_ns);
 
-/* The same for what ranks of a group write. `small`: they write soon, so a long wait is a
- * sign that they lack a core. */
+/* The same for what ranks of a group write. */
 bool group_wait(struct hdl_group *group, bool (*test)(void *argument), void *argument,
-                int64_t deadline_ns, bool small);
+                int64_t deadline_ns);
 
 #endif

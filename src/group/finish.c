@@ -81,8 +81,8 @@ void group_op_finish(struct hdl_op *op, enum hdl_status status)
     if (op->number)
         group->num_open--;
     group_count(status < 0 ? &group->counters.ops_failed : &group->counters.ops_done, 1);
-    atomic_fetch_sub_explicit(&engine->pending, op->blocking ? 0 : 1,
-                              memory_order_relaxed);
+    if (!op->blocking)
+        atomic_fetch_sub_explicit(&engine->pending, 1, memory_order_relaxed);
     if (op->freed) {
         group_op_release(op);
         return;

@@ -318,6 +318,8 @@ static inline struct hdl_op *group_next_open(struct hdl_group *group, struct hdl
                : base_container_of(op->node.next, struct hdl_op, node);
 }
 
+/* hdl_group_size, cheaper. */
+uint32_t group_size_under_lock(struct hdl_group *group);
 /* Gives the operation the next number and puts it at the end of the queue. */
 void group_issue(struct hdl_group *group, struct hdl_op *op);
 /* The number of chunks has become known later than at its issue. */

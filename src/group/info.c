@@ -107,6 +107,16 @@ int32_t hdl_group_size(const struct hdl_group *const_group)
     return size;
 }
 
+/* The view that progress has adopted stays while the lock is held. */
+uint32_t group_size_under_lock(struct hdl_group *group)
+{
+    const struct group_view *view = group->seen;
+    if (view != atomic_load_explicit(&group->view, memory_order_relaxed) ||
+        view->visible_from > atomic_load_explicit(&group->next, memory_order_relaxed))
+        return (uint32_t)hdl_group_size(group);
+    return size_of_next(group, view);
+}
+
 static uint64_t counter(const _Atomic uint64_t *value)
 {
     return atomic_load_explicit(value, memory_order_relaxed);

@@ -122,6 +122,9 @@ bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
         if (done > peer->done)
             peer->done = done;
     }
+    /* Who shares a core with others mostly finds that peers are one operation ahead. */
+    if (op->group->crowded)
+        __builtin_prefetch(&peer->slots[group_slot_of(op->group, op->number, chunk + 1)]);
     if (chunk == 0 && slot->hash != op->hash)
         op->mismatch = true;
     if (chunk == 0 && op->algorithm->make_piece &&
@@ -336,7 +339,9 @@ static bool mapped_progress(struct hdl_group *group)
 {
     bool moved = false, silent = false;
     for (;;) {
-        bool step = publish(group);
+        bool step = false;
+        while (publish(group))
+            step = true;
         struct base_list *node = base_list_first(&group->queue);
         if (!node)
             break;
@@ -461,6 +466,13 @@ size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
 
 void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count)
 {
+    /* Without divisions what fits into any slot. */
+    if (count <= GROUP_SLOT_LEAST && count * blocks * op->elem <= GROUP_SLOT_LEAST) {
+        op->chunk_elems = base_max_size(count, 1);
+        op->num_chunks = 1;
+        op->chunk_bytes = count * op->elem * blocks;
+        return;
+    }
     size_t room = group_table_chunk_bytes(op, blocks, count) / blocks;
     if (room < 64)
         room = op->group->shape.chunk_bytes / blocks;

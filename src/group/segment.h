@@ -18,7 +18,7 @@
  * all ranks, and a page costs memory only when it is first written.
  *
  *   0        +---------------------------------------------------------------+
- *            | head: magic, shape                                            |
+ *            | head: magic, shape, the owner's core                          |
  *            | line: done                     (this rank needs nobody's x    |
  *            |                                 up to here any more)          |
  *   4 KiB    +---------------------------------------------------------------+
@@ -59,6 +59,7 @@
 enum {
     GROUP_LINE = 64,
     GROUP_INLINE_BYTES = 40,
+    GROUP_SLOT_LEAST = 4096, /* chunk_bytes is a multiple */
     GROUP_CELL_BYTES = 40,
     GROUP_CELLS = 64,
     GROUP_FRAGMENTS = 8,
@@ -112,7 +113,8 @@ struct group_head {
     uint64_t chunk_bytes;
     _Atomic uint64_t path; /* 1 = mapped, 2 = messaged, 0 = not known yet */
     _Atomic uint64_t left; /* the owner has left the group for good */
-    uint64_t reserved[2];
+    _Atomic uint32_t core; /* where the owner waited last, from 1; 0 = not known */
+    uint32_t reserved[3];
     alignas(GROUP_LINE) _Atomic uint64_t done;
     _Atomic uint64_t ready; /* of messaged groups, see messaged.h */
     uint64_t reserved2[6];

@@ -6,19 +6,19 @@
 
 #include "base/clock.h"
 #include "base/random.h"
-#include "group/engine.h"
+#include "group/group.h"
 
 /*
  * Two ranks that yield to each other look busy and fresh in the cache to the scheduler,
  * which then leaves them on one core for seconds while another would take one of them.
- * The sign: wait after wait ends with one yield. Leaving the core out of the thread's
- * mask for a moment moves it; the mask is then as it was. Chance decides who moves, or
- * both would meet on the next core.
+ * Each rank shows in its segment where it is. Leaving the core out of the thread's mask
+ * for a moment moves it; the mask is then as it was. Chance decides who moves, or both
+ * would meet on the next core.
  */
 #define PAUSE_FIRST (2 * BASE_NS_PER_MS)
 #define PAUSE_MOST (50 * BASE_NS_PER_MS)
 #define PAUSE_FORGET (500 * BASE_NS_PER_MS)
-enum { WAITS_MANY = 32, YIELDS_FEW = 2 };
+enum { WAITS_MANY = 32 };
 
 static void move_thread(uint64_t seed)
 {
@@ -33,10 +33,32 @@ static void move_thread(uint64_t seed)
         (void)sched_setaffinity(0, sizeof(mask), &mask);
 }
 
-void group_spread(struct group_engine *engine, uint32_t yields)
+uint32_t group_spread_show(struct hdl_group *group)
+{
+    struct group_head *head = group_segment_head(group->segment);
+    uint32_t core = (uint32_t)sched_getcpu() + 1;
+    if (atomic_load_explicit(&head->core, memory_order_relaxed) != core)
+        atomic_store_explicit(&head->core, core, memory_order_relaxed);
+    return core;
+}
+
+bool group_spread_full(struct hdl_group *group, uint32_t core)
+{
+    uint32_t ranks = 0, here = 0;
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct group_head *head = group->peer[r].segment;
+        if (!head || !group_view_present(group->seen, r))
+            continue;
+        ranks++;
+        here += atomic_load_explicit(&head->core, memory_order_relaxed) == core;
+    }
+    return here > (ranks + group->engine->cores - 1) / group->engine->cores;
+}
+
+void group_spread(struct group_engine *engine, bool shared)
 {
     uint32_t waits = atomic_load_explicit(&engine->shared_waits, memory_order_relaxed);
-    if (yields == 0 || yields > YIELDS_FEW) {
+    if (!shared) {
         if (waits)
             atomic_store_explicit(&engine->shared_waits, 0, memory_order_relaxed);
         return;

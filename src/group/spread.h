@@ -5,11 +5,19 @@
 
 #include <stdint.h>
 
-struct group_engine;
+#include <stdbool.h>
+#include <stdint.h>
 
-/* After a wait that took so many yields, in a group with cores for all its ranks: moves
- * the calling thread to another core of its mask if wait after wait ends with one yield.
- */
-void group_spread(struct group_engine *engine, uint32_t yields);
+struct group_engine;
+struct hdl_group;
+
+/* Tells the peers on which core this thread is; returns it, from 1. */
+uint32_t group_spread_show(struct hdl_group *group);
+/* Are more ranks of the group on this core than its share of those on this host? Under
+ * the lock. */
+bool group_spread_full(struct hdl_group *group, uint32_t core);
+/* After a wait that yielded: moves the calling thread to another core of its mask if wait
+ * after wait found that this one is shared. */
+void group_spread(struct group_engine *engine, bool shared);
 
 #endif

@@ -22,11 +22,12 @@ struct group_stage {
 };
 
 /* Collectives, whose ranks all write and read at the same time, and messages, which one
- * writes while the other reads; each small enough for the cache, and larger. */
-enum { GROUP_STAGE_COLLECTIVE, GROUP_STAGE_MESSAGE, GROUP_STAGES };
+ * writes while the other reads; each in small pieces, in larger ones, and of operations
+ * that are too large for the cache. */
+enum { GROUP_STAGE_COLLECTIVE, GROUP_STAGE_MESSAGE, GROUP_STAGES, GROUP_STAGE_SIZES };
 
 struct group_stages {
-    struct group_stage of[GROUP_STAGES][2];
+    struct group_stage of[GROUP_STAGES][GROUP_STAGE_SIZES];
 };
 
 /* Copies a piece into the own segment. Under the engine's lock. */

@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/option.h"
 #include "group/p2p.h"
+#include "group/spread.h"
 #include "group/wait.h"
 
 enum { INLINE_ROUNDS = 32, LATE_MANY = 8, LATE_PROBE = 64, LAST_WORDS = 1024 };
@@ -80,6 +81,7 @@ static void count_late(struct hdl_group *group)
 static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *op)
 {
     struct group_engine *engine = group->engine;
+    (void)group_spread_show(group);
     bool patient = spins(group);
     int rounds = patient ? INLINE_ROUNDS : 1;
     for (int i = 0; i < rounds && !group_op_finished(op); i++) {
@@ -226,7 +228,7 @@ enum hdl_status group_submit(struct group_request *request, const struct hdl_cal
         return submit_nothing(group, op);
     }
     op->desc = request->desc;
-    op->hash = group_desc_hash(&op->desc);
+    op->hash = group_desc_hash(&request->desc);
     op->src = request->src;
     op->dst = request->dst;
     op->elem = request->elem;

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <time.h>
 
-#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rankset.h"
@@ -21,8 +20,7 @@
 /* Rounds of progress between two looks at the clock or two yields. A waiter spins for
  * spin_ns once; afterwards it offers its core between short looks, so that a peer that
  * shares the core can go on. */
-enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4 };
-enum { SMALL_BYTES = 8192 };
+enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, CORE_WORDS = 16 };
 
 #define TICK_NS (10 * BASE_NS_PER_MS)
 #define SLEEP_NS (100 * BASE_NS_PER_MS)
@@ -104,11 +102,15 @@ void group_engine_tick(struct group_engine *engine, int64_t now)
     }
 }
 
-/* What a thread waits for: an operation, or a test of the caller. */
+/* What a thread waits for: an operation, or a test of the caller; and what it found. */
 struct target {
     struct hdl_op *op;
     bool (*test)(void *argument);
     void *argument;
+    struct hdl_group *group; /* whose ranks are waited for, NULL = not known */
+    bool needs_core;         /* one of them needs this core, perhaps */
+    bool shared;             /* too many of them are on this core */
+    uint32_t yields;
 };
 
 static bool reached(const struct target *target)
@@ -116,8 +118,45 @@ static bool reached(const struct target *target)
     return target->op ? group_op_finished(target->op) : target->test(target->argument);
 }
 
+/* Does the operation wait for a rank that needs this core, perhaps? If not, nothing is
+ * won by giving it up. */
+static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
+{
+    struct hdl_group *group = op->group;
+    uint32_t words = base_rank_set_words(group->capacity);
+    uint64_t mask[CORE_WORDS] = {0}, any = 0;
+    if (words > CORE_WORDS)
+        return true;
+    if (op->number)
+        group->path->missing(op, mask);
+    else if (op->peer >= 0)
+        mask[op->peer / 64] = UINT64_C(1) << (op->peer % 64);
+    for (uint32_t w = 0; w < words; w++) {
+        any |= mask[w];
+        for (uint64_t bits = mask[w]; bits; bits &= bits - 1) {
+            uint32_t rank = w * 64 + (uint32_t)__builtin_ctzll(bits);
+            const struct group_head *head = group->peer[rank].segment;
+            if (!head || atomic_load_explicit(&head->core, memory_order_relaxed) == core)
+                return true;
+        }
+    }
+    return !any;
+}
+
+/* Under the lock. */
+static void look_at_cores(struct target *target)
+{
+    struct hdl_group *group = target->group;
+    if (!group || group->path->messaged)
+        return;
+    uint32_t core = group_spread_show(group);
+    target->shared = group_spread_full(group, core);
+    if (target->op && group->crowded)
+        target->needs_core = peer_needs_core(target->op, core);
+}
+
 /* A short spin under the lock; sets *moved. */
-static bool spin(struct group_engine *engine, const struct target *target, int rounds,
+static bool spin(struct group_engine *engine, struct target *target, int rounds,
                  bool *moved)
 {
     if (!group_engine_try_lock(engine)) {
@@ -136,6 +175,8 @@ static bool spin(struct group_engine *engine, const struct target *target, int r
         if (!step)
             base_cpu_relax();
     }
+    if (!done)
+        look_at_cores(target);
     engine->holder_waits = 0;
     group_engine_unlock(engine);
     return done;
@@ -196,11 +237,23 @@ static void yield(struct group_engine *engine, int64_t now)
         group_spread(engine, base_now_ns() - now > YIELD_LONG_NS);
 }
 
-static bool wait_until(struct group_engine *engine, const struct target *target,
-                       int64_t deadline, bool crowded, uint32_t *yields)
+static bool wait_until(struct group_engine *engine, struct target *target,
+                       int64_t deadline, bool crowded)
 {
     int64_t since = 0;
+    bool outnumbered = target->op && target->group && target->group->crowded &&
+                       !target->group->path->messaged;
     int rounds = crowded ? CROWDED_ROUNDS : SPIN_ROUNDS;
+    if (outnumbered) {
+        /* Mostly one yield is all it takes. */
+        bool moved;
+        if (spin(engine, target, 0, &moved))
+            return true;
+        target->yields++;
+        if (target->needs_core)
+            sched_yield();
+        rounds = 1;
+    }
     for (;;) {
         bool moved = false;
         if (spin(engine, target, rounds, &moved))
@@ -211,12 +264,14 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
         if (now >= deadline)
             return false;
         int64_t idle = now - since;
+        if (outnumbered)
+            rounds = target->needs_core ? 1 : SPIN_ROUNDS;
         if (idle < engine->spin_ns && rounds == SPIN_ROUNDS)
             continue;
-        if (!crowded)
+        if (!crowded || rounds == SPIN_ROUNDS)
             rounds = YIELD_ROUNDS;
         moved = false;
-        ++*yields;
+        target->yields++;
         if (idle < engine->yield_ns)
             yield(engine, now);
         else if (sleep_once(engine, target, deadline, &moved))
@@ -226,28 +281,26 @@ static bool wait_until(struct group_engine *engine, const struct target *target,
     }
 }
 
-/* A wait for a peer that copies much says nothing about cores. */
-static bool is_small(const struct hdl_op *op)
+/* Waits; then moves off a core that too many ranks share. */
+static bool wait_for(struct group_engine *engine, struct target *target, int64_t deadline,
+                     bool crowded)
 {
-    size_t bytes = op->bytes;
-    if (op->number && !base_mul_size(op->desc.count, op->elem, &bytes))
-        return false;
-    return !op->group->path->messaged && op->num_chunks <= 1 && bytes <= SMALL_BYTES;
+    atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
+    bool done = wait_until(engine, target, deadline, crowded);
+    if (target->yields && target->group && !target->group->path->messaged)
+        group_spread(engine, target->shared);
+    atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+    return done;
 }
 
 enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
 {
     struct group_engine *engine = op->engine;
-    struct target target = {.op = op};
     struct hdl_group *group = op->group;
-    bool crowded = group && (group->crowded || group->late > 0);
+    struct target target = {.op = op, .group = group};
     if (!group_op_finished(op)) {
-        atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
-        uint32_t yields = 0;
-        (void)wait_until(engine, &target, deadline_ns, crowded, &yields);
-        if (group && !group->crowded && is_small(op))
-            group_spread(engine, yields);
-        atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
+        (void)wait_for(engine, &target, deadline_ns,
+                       group && (group->crowded || group->late > 0));
         /* Messaged peers go on without this thread. */
         if (engine->net && net_needs_poll(engine->net))
             group_thread_kick(engine);
@@ -255,31 +308,16 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
     return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
 }
 
-static bool wait_for_test(struct group_engine *engine, bool (*test)(void *argument),
-                          void *argument, int64_t deadline_ns, bool crowded,
-                          uint32_t *yields)
-{
-    struct target target = {.test = test, .argument = argument};
-    atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
-    bool done = wait_until(engine, &target, deadline_ns, crowded, yields);
-    atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
-    return done;
-}
-
 bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),
                        void *argument, int64_t deadline_ns)
 {
-    uint32_t yields = 0;
-    return wait_for_test(engine, test, argument, deadline_ns, false, &yields);
+    struct target target = {.test = test, .argument = argument};
+    return wait_for(engine, &target, deadline_ns, false);
 }
 
 bool group_wait(struct hdl_group *group, bool (*test)(void *argument), void *argument,
-                int64_t deadline_ns, bool small)
+                int64_t deadline_ns)
 {
-    uint32_t yields = 0;
-    bool done = wait_for_test(group->engine, test, argument, deadline_ns, group->crowded,
-                              &yields);
-    if (small && !group->crowded && !group->path->messaged)
-        group_spread(group->engine, yields);
-    return done;
+    struct target target = {.test = test, .argument = argument, .group = group};
+    return wait_for(group->engine, &target, deadline_ns, group->crowded);
 }

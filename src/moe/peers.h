@@ -21,7 +21,6 @@ struct moe_peers {
     uint8_t *own;
     uint8_t **base;
     bool messaged; /* some rank is */
-    bool small;    /* the newest step has few bytes: waits for its peers are short */
     const struct moe_peers_ops *ops;
 };
 

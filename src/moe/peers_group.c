@@ -24,7 +24,7 @@ static struct group_peers *of(struct moe_peers *peers)
 static bool wait_in_group(struct moe_peers *peers, bool (*test)(void *argument),
                           void *argument, int64_t deadline_ns)
 {
-    return group_wait(of(peers)->group, test, argument, deadline_ns, peers->small);
+    return group_wait(of(peers)->group, test, argument, deadline_ns);
 }
 
 static enum hdl_status check(struct moe_peers *peers)

@@ -374,7 +374,7 @@ static enum hdl_status report_refusal(struct hdl_moe *m, struct moe_lane *lane,
 }
 
 /* Results that do not fit into the caches are written past them. */
-enum { MOE_STREAM_BYTES = 4 << 20, MOE_EARLY_BYTES = 64 << 10, MOE_SMALL_BYTES = 8192 };
+enum { MOE_STREAM_BYTES = 4 << 20, MOE_EARLY_BYTES = 64 << 10 };
 
 enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_tokens *tokens,
                                    struct moe_call *call, bool fused,
@@ -398,7 +398,6 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
     size_t volume = lane->tokens * m->config.layout.row_bytes;
     lane->stream = volume * m->config.shape.top_k > MOE_STREAM_BYTES;
     bool early = volume > MOE_EARLY_BYTES || refusal != MOE_ACCEPTED;
-    m->peers->small = volume <= MOE_SMALL_BYTES;
     if (early) {
         atomic_store_explicit(&line->flag, lane->flag, memory_order_release);
         ring_all(m);
