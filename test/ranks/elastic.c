@@ -377,6 +377,8 @@ static void passer(bool idle)
         (void)(idle ? 0 : member_sum(&status));
     while (status == HDL_OK && member_active() & 4);
     CHECK(status == HDL_OK || status == HDL_ENOTMEMBER, "%s", hdl_status_name(status));
+    if (idle)
+        exit(0); /* by way of the exit hook */
     _exit(0);
 }
 

@@ -2,6 +2,7 @@
 /* A rank of the crew: loops over operations, checks every result, obeys commands. */
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -43,8 +44,9 @@ static struct {
     int64_t pause_us;
     int64_t before_ns;
     uint64_t told; /* epoch of the view */
-    volatile bool stop, quit;
-    volatile unsigned batches; /* asked for */
+    atomic_bool stop;
+    atomic_uint batches;    /* asked for */
+    pthread_mutex_t change; /* no change of members while the group is made anew */
     int64_t src[2 * PAIRS_MAX], dst[2 * PAIRS_MAX];
 } self;
 
@@ -327,6 +329,7 @@ static void join_again(void)
 {
     uint64_t first = 0;
     crew_moe_close();
+    (void)pthread_mutex_lock(&self.change);
     enum hdl_status status = join(&first);
     /* Not into the middle of the members' link: out again, and in later. */
     while (self.mix && status == HDL_OK && first % MOE_PERIOD > 0 &&
@@ -335,6 +338,7 @@ static void join_again(void)
         if (status == HDL_OK)
             status = join(&first);
     }
+    (void)pthread_mutex_unlock(&self.change);
     if (status == HDL_OK)
         say(CREW_SAY, "joined %lu", (unsigned long)first);
     else if (!self.stop)
@@ -382,23 +386,34 @@ static void fork_children(void)
     }
 }
 
+/* As the line says: "evict R" or "admit R". */
+static enum hdl_status change_members(const char *line)
+{
+    int32_t rank = -1;
+    (void)pthread_mutex_lock(&self.change);
+    enum hdl_status status = HDL_OK;
+    if (sscanf(line, "evict %d", &rank) == 1)
+        status = hdl_group_evict(self.group, &rank, 1, 5000000);
+    else if (sscanf(line, "admit %d", &rank) == 1)
+        status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
+    (void)pthread_mutex_unlock(&self.change);
+    return status;
+}
+
 /* Commands, which block, have a thread of their own. */
 static void *obey(void *argument)
 {
     char line[64];
     (void)argument;
     while (fgets(line, sizeof(line), stdin)) {
-        int32_t rank = -1;
         enum hdl_status status = HDL_OK;
         line[strcspn(line, "\n")] = 0;
-        if (sscanf(line, "evict %d", &rank) == 1)
-            status = hdl_group_evict(self.group, &rank, 1, 5000000);
-        else if (sscanf(line, "admit %d", &rank) == 1)
-            status = hdl_group_admit(self.group, &rank, 1, 5000000, NULL);
+        if (strncmp(line, "evict", 5) == 0 || strncmp(line, "admit", 5) == 0)
+            status = change_members(line);
         else if (strcmp(line, "dump") == 0)
             status = hdl_context_dump(self.context, STDERR_FILENO);
         else if (strcmp(line, "batch") == 0)
-            self.batches = self.batches + 1;
+            self.batches++;
         else if (strcmp(line, "fork") == 0)
             fork_children();
         else if (strcmp(line, "exit") == 0)
@@ -468,6 +483,7 @@ int crew_rank_main(void)
     if (!enter())
         return 1;
     pthread_t thread;
+    (void)pthread_mutex_init(&self.change, NULL);
     if (pthread_create(&thread, NULL, obey, NULL) != 0)
         return 1;
     if (number_of("CREW_JOIN"))
@@ -487,6 +503,7 @@ int crew_rank_main(void)
     crew_moe_count(&steps, &incomplete);
     say(CREW_SAY, "steps %lu %lu", (unsigned long)steps, (unsigned long)incomplete);
     crew_moe_close();
+    (void)pthread_mutex_lock(&self.change); /* for good */
     hdl_group_destroy(self.group);
     hdl_context_destroy(self.context);
     say(CREW_SAY, "end");
