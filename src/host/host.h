@@ -151,7 +151,7 @@ struct host_group_opts {
     /* Extends a group or takes a rank's place: register returns when the coordinator
      * knows this process, without a view; CTL_PROPOSE_JOIN leads to attach and commit. */
     bool join;
-    bool found_only; /* as in hdl_group_opts */
+    bool found_only;    /* as in hdl_group_opts */
     int64_t timeout_ns; /* of the whole creation: register and connected together */
     /* Copied; may be called from the moment host_group_register is entered until
      * host_group_close returns (or register fails). */
