@@ -12,10 +12,10 @@ int main(void)
         fprintf(stderr, "cannot join: %s\n", hdl_error_detail());
         return 1;
     }
-    float value = (float)hdl_group_rank(group), sum;
+    int rank = hdl_group_rank(group), size = hdl_group_size(group);
+    float value = (float)rank, sum; /* `size` is read here: it shrinks as others end */
     if (hdl_allreduce(group, &value, &sum, 1, HDL_F32, HDL_SUM, NULL, NULL) == HDL_OK)
-        printf("rank %d of %d: the sum is %g\n", hdl_group_rank(group),
-               hdl_group_size(group), (double)sum);
+        printf("rank %d of %d: the sum is %g\n", rank, size, (double)sum);
     hdl_group_destroy(group);
     hdl_context_destroy(context);
     return 0;
