@@ -28,6 +28,12 @@
 #define SANITIZER ""
 #endif
 
+#ifdef __clang__
+#define COMPILER __VERSION__ /* has its name in it */
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
+
 /* Text that grows past its room: only the length is right then. */
 struct text {
     char *at;
@@ -70,9 +76,10 @@ static void add_part(struct text *text, struct base_env *env,
 static void add_build(struct text *text)
 {
     add(text, "\"build\":{\"compiler\":");
-    add_string(text, __VERSION__);
+    add_string(text, COMPILER);
+    const char *options = hdl_version() + strcspn(hdl_version(), " ");
     add(text, ",\"options\":");
-    add_string(text, hdl_version());
+    add_string(text, *options ? options + 1 : "none");
     add(text, "}");
 }
 
@@ -139,6 +146,8 @@ static void add_algorithms(struct text *text)
     add(text, "\"algorithms\":[");
     for (size_t i = 0; i < group_table_size(); i++) {
         const struct group_rule *rule = group_table_rule(i);
+        if (rule->kind == GROUP_REFUSED)
+            continue;
         add(text, "%s{\"operation\":\"%s\",\"min_bytes\":%zu,\"min_ranks\":%" PRIu32,
             i ? "," : "", group_kind_name((uint8_t)rule->kind), rule->min_bytes,
             rule->min_ranks);
