@@ -306,8 +306,10 @@ int command_sim(int argc, char **argv)
         {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},
         {0, "plane", TOOL_CHOICE, &wish.plane, 0, "mapped|messaged|both",
          "how data moves (default both; mapped above 64 ranks)"},
-        {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S", "its delay (default 50e-6)"},
-        {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S", "silence (default 0.2)"},
+        {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S",
+         "delay of a message (default 50e-6)"},
+        {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S",
+         "silence after which a rank is dead (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
         {0, "exhaustive", TOOL_FLAG, &wish.exhaustive, 0, NULL,
          "the fault after every event, for every rank (try -n 3 --ops 3)"},
@@ -321,10 +323,10 @@ int command_sim(int argc, char **argv)
         {0, "rank0", TOOL_FLAG, &wish.rank0, 0, NULL, "coordinator lives in rank 0"},
         {0, "defect", TOOL_TEXT, &wish.defect, 0, "NAME", "plant a mistake"},
         {0, "trace", TOOL_FLAG, &wish.trace, 0, NULL, "print every event of note"},
-        {0, "json", TOOL_FLAG, &wish.json, 0, NULL, "one object"},
+        {0, "json", TOOL_FLAG, &wish.json, 0, NULL, "JSON, one object"},
     };
     const struct tool_usage usage = {
-        "heddle sim [--ranks N] [--seeds A..B] [--faults LIST]",
+        "heddle sim [options]",
         "Runs the real coordinator and agents under virtual time with seeded faults and\n"
         "checks the invariants after every event.",
         table, sizeof(table) / sizeof(table[0]), NULL};
