@@ -129,9 +129,12 @@ mismatch_status(struct hdl_op *op, uint64_t x,
             *a = r;
             *b = r;
         }
-        if (desc->kind == GROUP_REFUSED) {
+        if (desc->kind == GROUP_REFUSED || first->kind == GROUP_REFUSED) {
+            status = HDL_EINVAL;
             *b = r;
-            return HDL_EINVAL;
+            if (r != *a)
+                break;
+            continue;
         }
         if (status == HDL_OK && memcmp(desc, first, sizeof(*desc)) != 0) {
             status = HDL_EINVAL;

@@ -395,6 +395,11 @@ void mapped_start(struct hdl_group *group, struct hdl_op *op)
     op->algorithm->plan(op);
     if (op->num_chunks >= GROUP_MAX_CHUNKS - 1) {
         /* All ranks find the same. */
+        char text[96];
+        snprintf(text, sizeof(text), "%s: too large: count %llu is %llu chunks",
+                 group_kind_name(op->desc.kind), (unsigned long long)op->desc.count,
+                 (unsigned long long)op->num_chunks);
+        op->detail = base_strdup(op->engine->env, text);
         op->desc.kind = GROUP_REFUSED;
         op->hash = group_desc_hash(&op->desc);
         op->algorithm = &group_refused;

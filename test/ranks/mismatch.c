@@ -131,6 +131,14 @@ static void test_refused(void)
            hdl_allreduce(self.group, src, dst, 2, HDL_F32, HDL_BAND, NULL, NULL),
            HDL_EINVAL);
     check_next();
+    expect("a root's argument", rank_now(),
+           hdl_broadcast(self.group, self.rank == 0 ? NULL : src, dst, 2, HDL_I32, 0,
+                         NULL, NULL),
+           HDL_EINVAL);
+    if (self.rank != 0)
+        rank_check_text(hdl_error_detail(), "rank 0 called a refused call",
+                        "rank 1 called broadcast", NULL);
+    check_next();
     struct {
         struct hdl_call call;
         int32_t unknown;
