@@ -71,7 +71,7 @@ static bool tick_op(struct hdl_op *op, int64_t now)
     if (!op->warned && now - op->started_ns >= SLOW_NS) {
         op->warned = true;
         describe(op, what, sizeof(what));
-        base_log_warn(group->engine->env, "group %s %s waits for 5 s missing ranks %s",
+        base_log_warn(group->engine->env, "group %s %s has waited 5 s; missing ranks %s",
                       group->name ? group->name : "", what,
                       group_missing_format(op, ranks, sizeof(ranks)));
     }

@@ -188,10 +188,10 @@ static void print_line(struct elastic *d, int64_t now, const char *event)
         ranks[r] = d->members >> r & 1 ? (char)('0' + r % 10) : '-';
     ranks[d->ranks] = 0;
     printf("%6.2f s  view %3" PRIu64 "  ranks %s  %7.0f steps/s  %8.0f tokens/s  "
-           "%5" PRId64 " lack experts  %s  %s\n",
+           "%5" PRId64 " lack experts  %s%s%s\n",
            (double)(now - d->start_ns) * 1e-9, view.epoch & UINT32_MAX, ranks,
            (double)d->line_steps / seconds, (double)d->line_tokens / seconds,
-           d->line_missing, d->wrong ? "WRONG" : "right", event);
+           d->line_missing, d->wrong ? "WRONG" : "right", event[0] ? "  " : "", event);
     (void)fflush(stdout);
     d->line_ns = now;
     d->line_steps = d->line_tokens = d->line_missing = 0;
