@@ -36,7 +36,7 @@ extern "C" {
 #define HDL_VERSION_PATCH 0
 
 /* No deadline. 0 as a timeout of hdl_op_wait or hdl_window_wait means "test once". */
-#define HDL_FOREVER INT64_C(-1)
+#define HDL_FOREVER INT64_C(-1) /* as a call's timeout: none. So is any negative one */
 /* Receive from whichever rank sends first, and with whichever tag. */
 #define HDL_ANY_SOURCE (-1)
 #define HDL_ANY_TAG (-1)
@@ -209,8 +209,10 @@ struct hdl_context_opts {
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_context_create(const struct hdl_context_opts *opts, struct hdl_context **context);
-/* Destroys what is left of its groups and windows, leaves the job. NULL is legal. At most
- * 2 s for each group that still has live peers, and on job rank 0 until the others left.
+/* Destroys what is left of its groups and windows, leaves the job. NULL is legal. Takes
+ * at most 2 s for each group that still has live peers, and on job rank 0 at most 2 s
+ * more for the others to leave too: who is still there then has lost the coordinator
+ * (HDL_ECOORD).
  */
 HDL_API void hdl_context_destroy(struct hdl_context *context);
 /* Writes the last 64 operations of every group (number, kind, state, ranks missing),
@@ -929,8 +931,6 @@ struct hdl_moe_result {
  *                   lack this rank's part. Own rank masked, a handle of another exchange
  *                   or of none, or before dispatch_recv: nothing was done
  *   HDL_ESTALE      the handle was used, or is older than an update
- *   HDL_EPEER       with late weights this rank called combine_send and another of its DP
- *                   group combine: the step is over
  *   HDL_ENOTSUP     opaque rows
  */
 HDL_API HDL_MUST_CHECK enum hdl_status

@@ -500,8 +500,9 @@ void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group)
             if (others_know(c, group, proposal))
                 answer_proposal(c, proposal, HDL_OK, first, "");
         } else if (refused)
-            answer_proposal(c, proposal, HDL_EINVAL, 0,
-                            "the last active rank cannot be removed, only leave");
+            answer_proposal(
+                c, proposal, HDL_EINVAL, 0,
+                "the last active rank cannot be removed: hdl_group_destroy ends a group");
     }
     if (coord_anything_is_pending(c, group))
         return;

@@ -28,12 +28,14 @@ enum hdl_status group_shape_init(struct group_shape *shape, uint32_t capacity,
     if (capacity == 0)
         return base_fail(HDL_EINVAL, "capacity 0");
     if (window_chunks < 2 || window_chunks > WINDOW_CHUNKS_MAX)
-        return base_fail(HDL_EINVAL, "window_chunks %u is not in 2..%d", window_chunks,
-                         WINDOW_CHUNKS_MAX);
+        return base_fail(HDL_EINVAL, "window_chunks (HEDDLE_SLOTS) %u is not in 2..%d",
+                         window_chunks, WINDOW_CHUNKS_MAX);
     if (chunk_bytes < PAGE || chunk_bytes % PAGE != 0 || chunk_bytes > CHUNK_BYTES_MAX)
-        return base_fail(HDL_EINVAL,
-                         "chunk_bytes %zu is not a multiple of 4096 up to %zu",
-                         chunk_bytes, CHUNK_BYTES_MAX);
+        return base_fail(
+            HDL_EINVAL,
+            "chunk_bytes (HEDDLE_SLOT_SIZE) %zu is not a multiple of 4096 up to "
+            "%zu",
+            chunk_bytes, CHUNK_BYTES_MAX);
     if (chunk_bytes / capacity < 64)
         return base_fail(HDL_EINVAL, "chunk_bytes %zu is too small for %u slots",
                          chunk_bytes, capacity);

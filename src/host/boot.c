@@ -111,10 +111,13 @@ static enum hdl_status read_token_file(struct host_boot *boot, const char *path)
     if (fd < 0)
         return base_fail_errno(HDL_EINVAL, errno, "cannot open token file %s", path);
     ssize_t got = read(fd, text, sizeof(text) - 1);
+    int error = got < 0 ? errno : 0;
     if (fstat(fd, &info) == 0 && (info.st_mode & 077) != 0)
         base_log_warn(boot->env, "token file %s can be read by others, mode %o", path,
                       (unsigned)info.st_mode & 0777);
     (void)close(fd);
+    if (error)
+        return base_fail_errno(HDL_EINVAL, error, "cannot read token file %s", path);
     text[strcspn(text, " \r\n")] = 0;
     enum hdl_status status = got > 0
                                  ? parse_token(boot, text, path)

@@ -98,7 +98,6 @@ struct moe_source {
     uint32_t first, count; /* items */
     uint32_t arrived;      /* items of a messaged source that are there */
     bool weighted;
-    bool wants_exact; /* late weights: its owner sums over positions */
 };
 
 enum moe_phase { MOE_IDLE = 0, MOE_SENT, MOE_RECEIVED, MOE_COMBINING };

@@ -76,17 +76,44 @@ static void read_weights(struct hdl_moe *m, struct moe_lane *lane, uint32_t sour
 /* ----------------------------------------------------------------------- contributions
  */
 
-static bool has_late_weights(const struct giving *g, const struct moe_source *s)
+/* Came a source without weights, which its combine gives? */
+static bool has_late_weights(const struct giving *g, uint32_t source)
 {
-    return !s->weighted && g->m->config.shape.order != MOE_RANK_MAJOR;
+    const struct moe_source *s = &g->lane->source[source];
+    return s->state == MOE_SOURCE_TAKEN && !s->weighted &&
+           g->m->config.shape.order != MOE_RANK_MAJOR;
+}
+
+/* What a source said with its late weights: the step's flag and a note; older, nothing.
+ */
+static uint64_t said_with_weights(const struct giving *g, uint32_t source)
+{
+    return atomic_load_explicit(&moe_line(g->m, g->lane->half, source)->weights,
+                                memory_order_acquire);
+}
+
+/* Can a source do with one contribution for all its experts here? */
+static bool takes_sum(const struct giving *g, uint32_t source)
+{
+    const struct moe_source *s = &g->lane->source[source];
+    if (s->state == MOE_SOURCE_TAKEN && s->weighted)
+        return true;
+    return g->fused && (said_with_weights(g, source) == (g->lane->flag | MOE_GIVEN) ||
+                        moe_gone(g->m, source));
 }
 
 /* One contribution for each expert? With late weights, if this rank does not wait for
- * them, or the owner, whose weights are there, wants it. */
-static bool gives_exact(const struct giving *g, const struct moe_source *s)
+ * them, or unless all who get it, the members of a DP group, can do with a sum: it cannot
+ * be taken apart. */
+static bool gives_exact(const struct giving *g, uint32_t group)
 {
-    return g->m->config.exact ||
-           (has_late_weights(g, s) && (!g->fused || s->wants_exact));
+    const struct moe_config *c = &g->m->config;
+    if (c->exact || !c->shape.late_weights || c->shape.order == MOE_RANK_MAJOR)
+        return c->exact;
+    bool sum = true;
+    for (uint32_t r = group * c->shape.dp; r < (group + 1) * c->shape.dp; r++)
+        sum = sum && takes_sum(g, r);
+    return !sum;
 }
 
 /* Puts the open run to the messaged members of the group. */
@@ -179,7 +206,7 @@ static void give_group(struct giving *g, uint32_t group)
 {
     struct moe_lane *lane = g->lane;
     const struct moe_source *s = &lane->source[lane->listen[group]];
-    bool exact = gives_exact(g, s);
+    bool exact = gives_exact(g, group);
     for (uint32_t i = 0; i < s->count; i++) {
         if (exact)
             give_each(g, group, &lane->items[s->first + i]);
@@ -195,23 +222,34 @@ static void give_group(struct giving *g, uint32_t group)
 /* --------------------------------------------------------------------- waits for weights
  */
 
-static bool needs_weights(const struct giving *g, const struct moe_source *s)
+static bool needs_weights(const struct giving *g, uint32_t group)
 {
-    return has_late_weights(g, s) && s->count > 0 && g->fused && !g->m->config.exact;
+    uint32_t dp = g->m->config.shape.dp;
+    bool late = false;
+    for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
+        late = late || has_late_weights(g, r);
+    return late && g->lane->source[g->lane->listen[group]].count > 0 && g->fused &&
+           !g->m->config.exact;
 }
 
-/* A group that waits for weights and whose weights are there, or whose rank is gone. */
+/* Have all of a group said what they want, but for those who are gone? */
+static bool weights_came(const struct giving *g, uint32_t group)
+{
+    uint32_t dp = g->m->config.shape.dp;
+    bool came = true;
+    for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
+        came = came && (!has_late_weights(g, r) ||
+                        said_with_weights(g, r) >= g->lane->flag || moe_gone(g->m, r));
+    return came;
+}
+
+/* A group whose weights are waited for and are there. */
 static bool some_weights_came(void *argument)
 {
     struct giving *g = argument;
     struct hdl_moe *m = g->m;
     for (uint32_t i = 0; i < m->config.layout.sources; i++) {
-        uint32_t source = g->lane->listen[i];
-        if (!m->pending[source])
-            continue;
-        uint64_t flag = atomic_load_explicit(&moe_line(m, g->lane->half, source)->weights,
-                                             memory_order_acquire);
-        if (flag >= g->lane->flag || moe_gone(m, source)) {
+        if (m->pending[g->lane->listen[i]] && weights_came(g, i)) {
             g->ready = i;
             return true;
         }
@@ -223,12 +261,11 @@ static void give_late(struct giving *g, uint32_t group, struct moe_call *call)
 {
     struct hdl_moe *m = g->m;
     uint32_t source = g->lane->listen[group];
-    uint64_t flag = atomic_load_explicit(&moe_line(m, g->lane->half, source)->weights,
-                                         memory_order_acquire);
+    bool late = has_late_weights(g, source);
     m->pending[source] = 0;
-    if ((flag & ~MOE_NOTE_MASK) == g->lane->flag) {
-        g->lane->source[source].wants_exact = (flag & MOE_NOTE_MASK) == MOE_GIVEN_EXACT;
-        read_weights(m, g->lane, source);
+    if (!late || (said_with_weights(g, source) & ~MOE_NOTE_MASK) == g->lane->flag) {
+        if (late)
+            read_weights(m, g->lane, source);
         give_group(g, group);
     } else {
         tell_group(m, g->lane, group, MOE_DROPPED);
@@ -244,10 +281,9 @@ static void give_all(struct giving *g, struct moe_call *call)
     memset(m->pending, 0, m->config.shape.ranks);
     for (uint32_t i = 1; i <= groups; i++) { /* the own tokens last */
         uint32_t group = (own + i) % groups, source = g->lane->listen[group];
-        const struct moe_source *s = &g->lane->source[source];
-        if (s->state != MOE_SOURCE_TAKEN) {
+        if (g->lane->source[source].state != MOE_SOURCE_TAKEN) {
             tell_group(m, g->lane, group, MOE_DROPPED);
-        } else if (needs_weights(g, s)) {
+        } else if (needs_weights(g, group)) {
             m->pending[source] = 1;
             left++;
         } else {

@@ -56,8 +56,6 @@ static void read_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t sourc
     struct moe_source *s = &lane->source[source];
     uint32_t tokens = line->tokens;
     s->first = lane->num_items;
-    s->weighted = line->weighted;
-    s->wants_exact = false;
     for (uint32_t t = 0; t < tokens && t < m->config.shape.max_tokens; t++)
         read_token(m, lane, source, t, active);
     s->count = lane->num_items - s->first;
@@ -198,8 +196,10 @@ void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received 
     for (uint32_t g = 0; g < m->config.layout.sources; g++) {
         uint32_t from = choose_member(m, lane, g);
         lane->listen[g] = from;
-        for (uint32_t r = g * dp; r < (g + 1) * dp; r++)
+        for (uint32_t r = g * dp; r < (g + 1) * dp; r++) {
             lane->source[r].count = 0;
+            lane->source[r].weighted = moe_line(m, lane->half, r)->weighted;
+        }
         if (lane->source[from].state == MOE_SOURCE_CAME)
             read_source(m, lane, from);
     }

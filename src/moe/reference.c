@@ -350,15 +350,27 @@ static bool contributes(const struct world *w, uint32_t holder, uint32_t me)
     return reaches;
 }
 
-/* The whole contribution of `holder` to (me, token) into s->part. A holder whose combine
- * does not wait for late weights sends its rows apart, and the owner sums them. */
+/* Does `holder` send its rows for the tokens of `me` apart, so that the owners sum them?
+ * It does with late weights that it does not wait for, or if a member of the DP group
+ * wants that, or does not say because the holder does not count on it. */
+static bool gives_apart(const struct world *w, uint32_t holder, uint32_t me)
+{
+    uint32_t dp = w->config->shape.dp;
+    bool apart = false;
+    for (uint32_t r = me / dp * dp; r < (me / dp + 1) * dp; r++)
+        apart = apart || !counts_on(w, holder, r) ||
+                (!w->ranks[r].weights && (w->ranks[holder].split || w->ranks[r].split));
+    return apart && w->config->shape.late_weights;
+}
+
+/* The whole contribution of `holder` to (me, token) into s->part. */
 static void contribution(const struct world *w, uint32_t holder, uint32_t me,
                          int64_t token, const struct sums *s)
 {
     float *part = s->part, *row = s->row;
     const struct moe_config *c = w->config;
     uint32_t hidden = c->shape.hidden, group = me / c->shape.dp;
-    bool apart = !w->ranks[me].weights && w->ranks[holder].split;
+    bool apart = gives_apart(w, holder, me);
     memset(part, 0, hidden * sizeof(float));
     for (uint32_t e = 0; e < moe_map_local_experts(&c->map, holder); e++) {
         int j = first_entry(w, me, token, holder, e);

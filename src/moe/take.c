@@ -71,11 +71,13 @@ static bool line_decided(const struct taking *t, uint32_t rank)
     uint64_t flag = word & ~MOE_NOTE_MASK;
     if (flag < t->lane->flag && !moe_gone(m, rank))
         return false;
-    bool there = flag == t->lane->flag && (word & MOE_NOTE_MASK) != MOE_DROPPED &&
-                 for_same_routes(t, base + at);
+    uint64_t note = word & MOE_NOTE_MASK;
+    /* Who counts this rank as gone may give a sum, which cannot be taken apart. */
+    bool usable = note == MOE_GIVEN_EXACT || (note == MOE_GIVEN && !t->lane->exact);
+    bool there = flag == t->lane->flag && usable && for_same_routes(t, base + at);
     m->pending[rank] = there ? TAKE_THERE : TAKE_MISSING;
     m->stale_drops += flag > t->lane->flag;
-    m->needs[rank] = (uint32_t)(word & MOE_NOTE_MASK); /* the form it came in */
+    m->needs[rank] = (uint32_t)note; /* the form it came in */
     return true;
 }
 
@@ -124,21 +126,6 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
 static bool came_exact(const struct hdl_moe *m, uint32_t rank)
 {
     return m->needs[rank] == MOE_GIVEN_EXACT;
-}
-
-/* A sum cannot be taken apart. It comes, with late weights, when the member of the DP
- * group that the contributor listens to wants one. */
-static enum hdl_status check_forms(const struct taking *t)
-{
-    const struct hdl_moe *m = t->m;
-    for (uint32_t r = 0; t->lane->exact && r < m->config.shape.ranks; r++) {
-        if (m->pending[r] == TAKE_THERE && !came_exact(m, r))
-            return base_fail(
-                HDL_EPEER, "this rank called hdl_moe_combine_send and another of its DP "
-                           "group hdl_moe_combine: with late weights all of a DP group "
-                           "must call the same");
-    }
-    return HDL_OK;
 }
 
 /* ------------------------------------------------------------------------ rows by put */
@@ -406,8 +393,6 @@ enum hdl_status moe_combine_finish(struct hdl_moe *m, struct moe_lane *lane,
     wait_for_rows(&t, call);
     lane->phase = MOE_IDLE;
     enum hdl_status status = m->peers->ops->check(m->peers);
-    if (status == HDL_OK)
-        status = check_forms(&t);
     if (status != HDL_OK) {
         m->failed_steps++;
         m->last_error = status;

@@ -46,7 +46,7 @@ void fault_arm(void)
 }
 
 /* A program without fault_arm counts from its start if it is told to. */
-static void __attribute__((constructor)) start(void)
+static void __attribute__((constructor)) arm_at_start(void)
 {
     if (getenv("HEDDLE_TEST_FAULT_NOW"))
         fault_arm();

@@ -76,7 +76,6 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
                          .num_ranks = 3,
                          .auto_sync = true,
                          .found_only = true,
-                         .found_only = true,
                          .timeout_ns = 5,
                          .params = params,
                          .num_params = 2,

@@ -285,13 +285,12 @@ static void draw_masks(struct trial *t, int step)
     }
 }
 
-/* Who calls the phases apart: nobody, all, or any. The members of a DP group agree, as
- * they must with late weights. */
+/* Who calls the phases apart: nobody, all, or any. */
 static void draw_phases(struct trial *t, int step)
 {
     uint64_t bits = pick(t, 3) ? (pick(t, 2) ? UINT64_MAX : 0) : pick(t, UINT64_MAX);
     for (uint32_t r = 0; r < t->ranks; r++)
-        t->split[step][r] = bits >> r / t->config.shape.dp & 1;
+        t->split[step][r] = bits >> r & 1;
 }
 
 /* Inputs of all steps for options that are set. */
