@@ -168,6 +168,28 @@ def test_a_rank_that_never_comes() -> None:
             tree.result(pid)
 
 
+def waits_in_the_store(port: int, rank: int) -> None:
+    """The ranks meet through the store that this rank waits in."""
+    group = join(port, rank, 2)
+    store = group.get_group_store()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        store.set("go", "")
+        work.wait()
+    else:
+        store.get("go")
+        dist.all_reduce(torch.ones(1))
+    end_together(port, 2)
+
+
+def test_an_application_that_waits_in_the_store() -> None:
+    for _ in range(3):
+        with Tree() as tree:
+            tree.serve()
+            for pid in [tree.fork(f"rank {rank}", waits_in_the_store, tree.port, rank) for rank in range(2)]:
+                tree.result(pid)
+
+
 # ------------------------------------------------------------------------ nothing happens
 
 

@@ -28,12 +28,22 @@ class _Meeting:
     """The store as a bootstrap: rank 0 writes one record, the others wait for one that they have not used yet."""
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        self._given, self._own = store, None
         self._record = b""
         self._put = _abi.BootstrapPut(self._on_put)
         self._get = _abi.BootstrapGet(self._on_get)
         # The number makes it the first meeting of its kind in this process: the library counts them.
         self.struct = _abi.Bootstrap(user=next(_numbers), put=self._put, get=self._get)
+
+    @property
+    def _store(self) -> Any:
+        """A connection of its own: who waits in torch's, as the application may, holds its lock all the while."""
+        if self._own is None:
+            try:
+                self._own = self._given.clone()
+            except (AttributeError, RuntimeError):  # a store written in Python need not have it
+                self._own = self._given
+        return self._own
 
     def _on_put(self, _user: int, _key: bytes, value: int, length: int) -> int:
         try:
