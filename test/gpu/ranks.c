@@ -251,16 +251,18 @@ static int64_t choose_expert(const struct gpu_world *w, const struct gpu_case *c
     }
 }
 
-/* Distinct experts of a token, but for the routing that is meant to repeat them. */
+/* Distinct experts of a token, but for the routing that is meant to repeat them. The
+ * members of a DP group choose alike. */
 static void fill_ids(const struct gpu_world *w, const struct gpu_case *c, uint32_t rank,
                      int64_t *ids)
 {
     uint32_t k = w->config.shape.top_k;
-    uint64_t seed = c->seed * UINT64_C(7919) + rank / w->config.shape.dp;
+    uint32_t dp = w->config.shape.dp, first = rank / dp * dp;
+    uint64_t seed = c->seed * UINT64_C(7919) + rank / dp;
     for (uint32_t t = 0; t < c->tokens[rank]; t++) {
         for (uint32_t j = 0; j < k; j++) {
             for (int tries = 0; tries < 64; tries++) {
-                int64_t e = choose_expert(w, c, rank, &seed);
+                int64_t e = choose_expert(w, c, first, &seed);
                 bool again = false;
                 for (uint32_t i = 0; i < j; i++)
                     again |= ids[t * k + i] == e;
