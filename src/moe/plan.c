@@ -197,8 +197,10 @@ void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received 
         uint32_t from = choose_member(m, lane, g);
         lane->listen[g] = from;
         for (uint32_t r = g * dp; r < (g + 1) * dp; r++) {
-            lane->source[r].count = 0;
-            lane->source[r].weighted = moe_line(m, lane->half, r)->weighted;
+            struct moe_source *s = &lane->source[r];
+            s->count = 0;
+            s->weighted =
+                s->state == MOE_SOURCE_CAME && moe_line(m, lane->half, r)->weighted;
         }
         if (lane->source[from].state == MOE_SOURCE_CAME)
             read_source(m, lane, from);

@@ -161,6 +161,7 @@ def not_made(port: int, rank: int) -> None:
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.skipif(not hasattr(dist.Store, "clone"), reason="this torch's stores have one connection: init waits")
 def test_a_rank_that_never_comes() -> None:
     with Tree() as tree:
         tree.serve()

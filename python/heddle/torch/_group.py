@@ -200,7 +200,10 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self._made = threading.Event()
         job.enter()
         _groups.append(self)
-        threading.Thread(target=self._make, args=(dist_opts,), name="heddle-group", daemon=True).start()
+        if job.meets_aside:
+            threading.Thread(target=self._make, args=(dist_opts,), name="heddle-group", daemon=True).start()
+        else:
+            self._make(dist_opts)
 
     def _make(self, dist_opts: Any) -> None:
         try:

@@ -41,7 +41,7 @@ class _Meeting:
         if self._own is None:
             try:
                 self._own = self._given.clone()
-            except (AttributeError, RuntimeError):  # a store written in Python need not have it
+            except (AttributeError, RuntimeError):  # an older torch, or a store written in Python
                 self._own = self._given
         return self._own
 
@@ -121,6 +121,7 @@ class Job:
         if not any(known is store for known in _stores):
             _stores.append(store)
         self._store, self._num_ranks, self._timeout = store, num_ranks, timeout
+        self.meets_aside = hasattr(store, "clone")  # older versions of torch share one connection
         self.context: ctypes.c_void_p | None = None
         settings.started = True
 
