@@ -240,6 +240,7 @@ def survivor(port: int, rank: int, size: int, flags: tuple[bool, bool]) -> dict[
         options = pg.MooncakeBackendOptions(mirror, False, size)
     group = join(port, rank, size, options)
     epoch = pg.get_current_epoch(group)
+    dist.TCPStore("127.0.0.1", port, None, False).add("begun", 1)
     begin, work = lose(group, rank + 1)
     seen: dict[str, Any] = {"sum": begin, "hint": hint(work), "success": pg.get_local_success(work)}
     seen["active"] = mirror.tolist() if all(flags) else active(group)
@@ -262,7 +263,9 @@ def test_a_killed_rank(flags: tuple[bool, bool]) -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, 4, flags) for rank in range(4)]
-        time.sleep(0.7)
+        store = dist.TCPStore("127.0.0.1", tree.port, None, False)
+        until(lambda: store.add("begun", 0) == 4)
+        time.sleep(0.2)
         tree.kill(pids[1])
         for pid in (pids[0], pids[2], pids[3]):
             seen = tree.result(pid)
