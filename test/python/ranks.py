@@ -98,6 +98,12 @@ class Tree:
         self.port = int(os.read(get, 16))
         os.close(get)
 
+    def arrived(self, count: int) -> None:
+        """Returns a little after `count` ranks called arrive()."""
+        store = dist.TCPStore("127.0.0.1", self.port, None, False)
+        until(lambda: store.add("arrived", 0) >= count)
+        time.sleep(0.2)
+
 
 def _child(put: int, target: Callable[..., Any], args: tuple[Any, ...]) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -136,6 +142,13 @@ def join(
     store = dist.TCPStore("127.0.0.1", port, None, False, timeout=limit)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options)
     return dist.group.WORLD
+
+
+def arrive(port: int, *groups: Any) -> None:
+    """Says that this rank has made its groups: a death is a loss only from then on."""
+    for group in groups:
+        pg.get_current_epoch(group)
+    dist.TCPStore("127.0.0.1", port, None, False).add("arrived", 1)
 
 
 def end_together(port: int, count: int) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import heddle
 from heddle.torch import _members, _options
 from mooncake import ep, pg
-from ranks import Tree, end_together, join, raises, run, until
+from ranks import Tree, arrive, end_together, join, raises, run, until
 
 CPU = torch.device("cpu")
 
@@ -240,7 +240,7 @@ def survivor(port: int, rank: int, size: int, flags: tuple[bool, bool]) -> dict[
         options = pg.MooncakeBackendOptions(mirror, False, size)
     group = join(port, rank, size, options)
     epoch = pg.get_current_epoch(group)
-    dist.TCPStore("127.0.0.1", port, None, False).add("begun", 1)
+    arrive(port, group)
     begin, work = lose(group, rank + 1)
     seen: dict[str, Any] = {"sum": begin, "hint": hint(work), "success": pg.get_local_success(work)}
     seen["active"] = mirror.tolist() if all(flags) else active(group)
@@ -263,9 +263,7 @@ def test_a_killed_rank(flags: tuple[bool, bool]) -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, 4, flags) for rank in range(4)]
-        store = dist.TCPStore("127.0.0.1", tree.port, None, False)
-        until(lambda: store.add("begun", 0) == 4)
-        time.sleep(0.2)
+        tree.arrived(4)
         tree.kill(pids[1])
         for pid in (pids[0], pids[2], pids[3]):
             seen = tree.result(pid)
@@ -282,6 +280,7 @@ def test_a_killed_rank(flags: tuple[bool, bool]) -> None:
 
 def roots(port: int, rank: int) -> None:
     group = join(port, rank, 3)
+    arrive(port, group)
     lose(group, 1)
     t = torch.full((4,), float(rank))
     work = dist.broadcast(t, 1, async_op=True)
@@ -308,7 +307,7 @@ def test_lost_roots_and_slots_that_stay() -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", roots, tree.port, rank) for rank in range(3)]
-        time.sleep(0.7)
+        tree.arrived(3)
         tree.kill(pids[1])
         tree.result(pids[0])
         tree.result(pids[2])
@@ -316,6 +315,7 @@ def test_lost_roots_and_slots_that_stay() -> None:
 
 def messenger(port: int, rank: int) -> int:
     group = join(port, rank, 3)
+    arrive(port, group)
     dist.barrier()
     if rank == 1:
         time.sleep(60)
@@ -348,7 +348,7 @@ def test_messages_among_the_healthy_go_on() -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", messenger, tree.port, rank) for rank in range(3)]
-        time.sleep(0.7)
+        tree.arrived(3)
         tree.kill(pids[1])
         assert tree.result(pids[0]) == tree.result(pids[2])
 
@@ -356,6 +356,7 @@ def test_messages_among_the_healthy_go_on() -> None:
 def short(port: int, rank: int) -> None:
     """Outputs of the size that is left, after a shrink from 4 to 3."""
     group = join(port, rank, 4, pg.MooncakeBackendOptions(5))
+    arrive(port, group)
     lose(group, 1)
     until(lambda: dist.get_world_size() == 3)
     out = torch.full((7,), -1.0)
@@ -373,7 +374,7 @@ def test_short_outputs() -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", short, tree.port, rank) for rank in range(4)]
-        time.sleep(0.7)
+        tree.arrived(4)
         tree.kill(pids[3])
         for pid in pids[:3]:
             tree.result(pid)
@@ -383,6 +384,7 @@ def stopped(port: int, rank: int, at_once: bool) -> str:
     """Rank 1 is stopped until rank 0 counts it as dead: its pending wait() does not raise, its next call does."""
     os.environ["HEDDLE_DEAD_AFTER"] = "500ms"
     group = join(port, rank, 2)
+    arrive(port, group)
     dist.barrier()
     if rank == 0:
         lose(group, 1)
@@ -412,7 +414,7 @@ def test_a_stopped_rank_comes_back(at_once: bool) -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", stopped, tree.port, rank, at_once) for rank in range(2)]
-        time.sleep(0.7)
+        tree.arrived(2)
         os.kill(pids[1], signal.SIGSTOP)
         time.sleep(2)
         os.kill(pids[1], signal.SIGCONT)
@@ -422,6 +424,7 @@ def test_a_stopped_rank_comes_back(at_once: bool) -> None:
 
 def without_coordinator(port: int, rank: int) -> Any:
     group = join(port, rank, 3)
+    arrive(port, group)
     dist.barrier()
     if rank == 0:
         time.sleep(60)
@@ -435,7 +438,7 @@ def test_rank_0_is_lost() -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", without_coordinator, tree.port, rank) for rank in range(3)]
-        time.sleep(0.7)
+        tree.arrived(3)
         tree.kill(pids[0])
         assert "ECOORD" in tree.result(pids[1]) and "ECOORD" in tree.result(pids[2])
 
@@ -444,7 +447,7 @@ def raising(port: int, rank: int) -> str:
     from heddle.torch import _work
 
     _work._RAISE = True  # what HEDDLE_RAISE_ON_FAILURE=1 sets
-    join(port, rank, 2)
+    arrive(port, join(port, rank, 2))
     try:
         while True:
             dist.all_reduce(torch.ones(2))
@@ -456,7 +459,7 @@ def test_wait_raises_for_a_lost_rank_if_asked_to() -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", raising, tree.port, rank) for rank in range(2)]
-        time.sleep(0.7)
+        tree.arrived(2)
         tree.kill(pids[1])
         assert "INCOMPLETE" in tree.result(pids[0])
 
@@ -524,6 +527,7 @@ def test_growth(size: int, capacity: int, says_so: bool) -> None:
 def loses_and_takes_back(port: int, rank: int, size: int, lost: int) -> None:
     group = join(port, rank, size)
     sub = dist.new_group(list(range(size)))
+    arrive(port, group, sub)
     lose(group, 1)
     lose(sub, 1)
     for one in (group, sub):
@@ -553,7 +557,7 @@ def test_a_replacement_takes_the_place_of_a_killed_rank(size: int) -> None:
     with Tree() as tree:
         tree.serve()
         pids = [tree.fork(f"rank {rank}", loses_and_takes_back, tree.port, rank, size, 1) for rank in range(size)]
-        time.sleep(0.7)
+        tree.arrived(size)
         tree.kill(pids.pop(1))  # its successor may register while it is being declared dead
         pids.append(tree.fork("replacement", replacement, tree.port, 1, size))
         for pid in pids:
