@@ -17,7 +17,9 @@ static const char *const more =
     "token by HEDDLE_TOKEN or HEDDLE_TOKEN_FILE. It survives every rank. Started again "
     "at\n"
     "the same address, it takes the groups over from the ranks, whose operations go on\n"
-    "meanwhile. It ends with SIGINT or SIGTERM.";
+    "meanwhile. It ends with SIGINT or SIGTERM.\n"
+    "\n"
+    "  heddle coordinator --listen 10.0.0.1:29400 --token-file job.token";
 
 int command_coordinator(int argc, char **argv)
 {

@@ -56,6 +56,8 @@ int main(int argc, char **argv)
         strcmp(name, "-h") == 0)
         return help();
     if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
+        if (argc > 2)
+            return tool_usage_error("version takes no argument '%s'", argv[2]);
         printf("heddle %s\n", hdl_version());
         return TOOL_OK;
     }

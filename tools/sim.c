@@ -244,6 +244,16 @@ static bool find_defect(const char *name, enum sim_defect *defect)
     return false;
 }
 
+static int refuse_defect(const char *name)
+{
+    char known[512] = "";
+    size_t used = 0;
+    for (int d = 0; d < SIM_DEFECTS; d++)
+        used += (size_t)snprintf(known + used, sizeof(known) - used, " %s",
+                                 sim_defect_name((enum sim_defect)d));
+    return tool_usage_error("--defect: '%s' is none of%s", name, known);
+}
+
 static int run_wish(const struct wish *wish)
 {
     struct sim_options options;
@@ -253,11 +263,12 @@ static int run_wish(const struct wish *wish)
     if (!read_seeds(wish->seeds, &first, &last))
         return tool_usage_error("--seeds needs a number or A..B, got '%s'", wish->seeds);
     if (!read_faults(wish->kinds, &options.faults))
-        return tool_usage_error("--faults: unknown fault in '%s'", wish->kinds);
+        return tool_usage_error("--faults: unknown fault in '%s' (see --help)",
+                                wish->kinds);
     if (wish->ranks > 65536 || wish->capacity > 65536 || wish->ops > 10000)
         return tool_usage_error("at most 65536 ranks and 10000 operations");
     if (wish->defect && !find_defect(wish->defect, &options.defect))
-        return tool_usage_error("--defect: '%s' is not known", wish->defect);
+        return refuse_defect(wish->defect);
     options.ranks = (uint32_t)wish->ranks;
     options.capacity = (uint32_t)wish->capacity;
     options.ops = (uint32_t)wish->ops;
@@ -282,6 +293,13 @@ static int run_wish(const struct wish *wish)
         return run_search(&options, first, last, (uint64_t)wish->stride, both);
     return run_seeds(&options, first, last, wish->json, both);
 }
+
+static const char *const more =
+    "Of a schedule that breaks an invariant, the smallest that does is printed with its\n"
+    "trace.\n"
+    "\n"
+    "  heddle sim --faults kill,join,delay --seeds 1..10000\n"
+    "  heddle sim -n 3 --ops 3 --exhaustive           the fault after every event";
 
 int command_sim(int argc, char **argv)
 {
@@ -329,7 +347,7 @@ int command_sim(int argc, char **argv)
         "heddle sim [options]",
         "Runs the real coordinator and agents under virtual time with seeded faults and\n"
         "checks the invariants after every event.",
-        table, sizeof(table) / sizeof(table[0]), NULL};
+        table, sizeof(table) / sizeof(table[0]), more};
     int first_arg;
     switch (tool_parse(&usage, true, argc, argv, &first_arg)) {
     case TOOL_PARSED:

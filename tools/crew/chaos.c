@@ -457,7 +457,10 @@ int command_chaos(int argc, char **argv)
         sizeof(options) / sizeof(options[0]),
         "Every operation's result is compared between all ranks that live on, and with "
         "what\n"
-        "the committed views allow. Exit code 1 on a wrong byte, a hang or a bad end."};
+        "the committed views allow. Exit code 1 on a wrong byte, a hang or a bad end.\n"
+        "\n"
+        "  heddle chaos --seconds 60 --seed 7             four ranks\n"
+        "  heddle chaos -n 6 --transport mixed            on two hosts"};
     int first;
     enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
     if (parsed != TOOL_PARSED)

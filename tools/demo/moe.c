@@ -416,7 +416,8 @@ int command_demo(int argc, char **argv)
         "it.",
         options,
         sizeof(options) / sizeof(options[0]),
-        NULL,
+        "  heddle demo -n 4 book.txt\n"
+        "  heddle demo --elastic                          a rank dies and is replaced",
     };
     int first = 0;
     enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);

@@ -44,7 +44,10 @@ static const char *const more =
     "of allgather, reducescatter, alltoall, gather and scatter `bytes` is the sum of "
     "the\n"
     "ranks' blocks. Bandwidths come from the median. GBps = 1e9 bytes a second.\n"
-    "A result that is wrong shows as checked false, and the exit code is 1.";
+    "A result that is wrong shows as checked false, and the exit code is 1.\n"
+    "\n"
+    "  heddle perf allreduce -n 4 -b 8,4K,1M\n"
+    "  heddle perf alltoall -n 4 --hosts 2 --json     two ranks on each of two hosts";
 
 /* ------------------------------------------------------------------------- checks */
 
