@@ -109,8 +109,7 @@ void coord_link(struct ctl_coordinator *c, struct coord_member *member,
     link->down[mine] = !up;
 }
 
-/* ------------------------------------------------------------------ who is to be removed
- */
+/* ------------------------------------------------------------ who is to be removed */
 
 struct suspects {
     const struct ctl_coordinator *c;
@@ -267,8 +266,7 @@ void coord_link_timers(struct ctl_coordinator *c, struct coord_group *group)
     }
 }
 
-/* ------------------------------------------------------------------------- manual policy
- */
+/* ------------------------------------------------------------------- manual policy */
 
 bool coord_link_is_pending(const struct coord_group *group)
 {

@@ -47,8 +47,7 @@ static enum hdl_status propose(struct hdl_group *group, enum ctl_proposal_kind k
     return status;
 }
 
-/* ------------------------------------------------- what data threads still have to see
- */
+/* --------------------------------------------- what data threads still have to see */
 
 static bool is_over(struct hdl_group *group)
 {

@@ -97,8 +97,7 @@ enum hdl_status host_address_parse(const char *text, uint16_t port,
     return look_up(text, port, AI_NUMERICHOST, out);
 }
 
-/* ----------------------------------------------------------------------------- choosing
- */
+/* ------------------------------------------------------------------------ choosing */
 
 /* Is `name` an item of "a,b,c"? */
 static bool listed(const char *list, const char *name)

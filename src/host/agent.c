@@ -158,8 +158,7 @@ void host_agent_tick(struct host *host, int64_t now)
     (void)host_agent_feed(host, &event);
 }
 
-/* ---------------------------------------------- events of the coordinator's connection
- */
+/* ------------------------------------------ events of the coordinator's connection */
 
 static void on_frame(struct host_conn *conn, const void *data, size_t size)
 {

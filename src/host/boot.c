@@ -91,8 +91,7 @@ static void number_context(struct host_boot *boot)
         next_context(boot, kind, writer.pos);
 }
 
-/* ------------------------------------------------------------------------------- token
- */
+/* --------------------------------------------------------------------------- token */
 
 static enum hdl_status parse_token(struct host_boot *boot, const char *text,
                                    const char *where)
@@ -144,8 +143,7 @@ static enum hdl_status find_token(struct host_boot *boot, const struct host_opts
     return HDL_OK;
 }
 
-/* -------------------------------------------------------------------------------- find
- */
+/* ---------------------------------------------------------------------------- find */
 
 static enum hdl_status find_place(struct host_boot *boot, const struct host_opts *opts)
 {
@@ -217,8 +215,7 @@ enum hdl_status host_boot_find(struct base_env *env, const struct host_opts *opt
     return status;
 }
 
-/* ------------------------------------------------------------------------------ listen
- */
+/* -------------------------------------------------------------------------- listen */
 
 /* -errno or a listening socket in the fork table; fills the port that was given. */
 static int listen_at(struct sockaddr_storage *address)
@@ -306,8 +303,7 @@ enum hdl_status host_boot_listen(struct host_boot *boot, int *out,
     return HDL_OK;
 }
 
-/* ------------------------------------------------------------------------------ record
- */
+/* -------------------------------------------------------------------------- record */
 
 /*
  *     magic u32, version u32, host id 16, nonce 16, token 32, port u16, address string

@@ -59,8 +59,7 @@ static void free_out(struct host_conn *conn, struct host_conn_out *out)
     base_free(conn->host->env, out);
 }
 
-/* ------------------------------------------------------------------------------ output
- */
+/* -------------------------------------------------------------------------- output */
 
 /* The parts of an entry that are not written yet. */
 static int out_parts(const struct host_conn_out *out, struct iovec parts[3])
@@ -177,8 +176,7 @@ static void send_step(struct host_conn *conn, const struct host_channel_out *ste
     send_out(conn, &out);
 }
 
-/* ------------------------------------------------------------------------------- input
- */
+/* --------------------------------------------------------------------------- input */
 
 static void tell_opened(struct host_conn *conn)
 {
@@ -340,8 +338,7 @@ void host_conn_read_now(struct host_conn *conn)
     }
 }
 
-/* ------------------------------------------------------------------------------ events
- */
+/* -------------------------------------------------------------------------- events */
 
 static void start_channel(struct host_conn *conn)
 {
@@ -432,8 +429,7 @@ enum hdl_status host_conn_create(struct host *host, int fd,
     return HDL_OK;
 }
 
-/* --------------------------------------------------------------------------------- end
- */
+/* ----------------------------------------------------------------------------- end */
 
 static void free_conn(uv_handle_t *handle)
 {

@@ -175,8 +175,7 @@ void host_connector_stop(struct host *host)
         drop_probe(base_container_of(node, struct host_probe, node));
 }
 
-/* ----------------------------------------------------------------------------- results
- */
+/* ------------------------------------------------------------------------- results */
 
 /* The address that peers reach this process at, unless the user chose one. */
 static void note_own_address(struct host *host, int fd)

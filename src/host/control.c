@@ -157,8 +157,7 @@ static void feed_later(struct host *host, struct host_later *later)
     drop_later(host, later);
 }
 
-/* -------------------------------------------------------------------------------- tick
- */
+/* ---------------------------------------------------------------------------- tick */
 
 static void no_op(uv_idle_t *idle)
 {
@@ -204,8 +203,7 @@ static void arm_tick(struct host *host)
     (void)uv_timer_start(&host->tick, on_tick, ms, 0);
 }
 
-/* -------------------------------------------------------------------------------- pump
- */
+/* ---------------------------------------------------------------------------- pump */
 
 void host_give_up(struct host *host)
 {
@@ -242,8 +240,7 @@ void host_pump(struct host *host)
     arm_tick(host);
 }
 
-/* ---------------------------------------------------------------------------- commands
- */
+/* ------------------------------------------------------------------------ commands */
 
 void host_command_post(struct host *host, struct host_command *command)
 {
@@ -289,8 +286,7 @@ static void on_wake(uv_async_t *async)
     }
 }
 
-/* -------------------------------------------------------------------------- handshakes
- */
+/* ---------------------------------------------------------------------- handshakes */
 
 static void on_handshakes(uv_timer_t *timer)
 {
@@ -319,8 +315,7 @@ void host_handshake_started(struct host *host)
     (void)uv_timer_start(&host->handshakes, on_handshakes, ms, 0);
 }
 
-/* ---------------------------------------------------------------------- open and close
- */
+/* ------------------------------------------------------------------ open and close */
 
 static enum hdl_status init_handles(struct host *host)
 {

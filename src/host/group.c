@@ -14,11 +14,10 @@
  * thread takes them, feeds the agent, and writes what came out. `turn` changes with every
  * change of state and is what user threads sleep on.
  *
- *     register  -> ATTACHING (first view) -> connected -> STARTED -> leave or abort ->
- * LEFT; a joiner stays REGISTERED until it is admitted, which is its START
- *         \_____________________\___________________________\______ FAILED (still to
- * leave)
+ *     register -> ATTACHING (first view) -> connected -> STARTED -> leave, abort -> LEFT
+ *         \________________\___________________________\_____ FAILED (still to leave)
  *
+ * A joiner stays REGISTERED until it is admitted, which is its START.
  * The agent forgets the key with LEFT; a group is freed only after that.
  */
 enum group_state { GROUP_REGISTERING, GROUP_REGISTERED, GROUP_ATTACHING, GROUP_STARTED };
@@ -122,8 +121,7 @@ static bool wait_change(struct host_group *group, int64_t deadline_ns)
     return left;
 }
 
-/* ----------------------------------------------------------------- on the control thread
- */
+/* ----------------------------------------------------------- on the control thread */
 
 struct host_group *host_group_find(struct host *host, uint64_t key)
 {
@@ -329,8 +327,7 @@ void host_group_on_action(struct host *host, struct ctl_action *action)
     }
 }
 
-/* ------------------------------------------------------------- requests, control thread
- */
+/* -------------------------------------------------------- requests, control thread */
 
 static void feed(struct host_group *group, struct ctl_agent_event *event)
 {

@@ -251,8 +251,7 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
     return status;
 }
 
-/* ------------------------------------------------------------------------------ create
- */
+/* -------------------------------------------------------------------------- create */
 
 static void free_host(struct host *host)
 {

@@ -81,8 +81,7 @@ static bool enter_conn(struct host_hub *hub, struct host_conn *conn)
     return true;
 }
 
-/* ----------------------------------------------------------------------------- machine
- */
+/* ------------------------------------------------------------------------- machine */
 
 static void close_agent(struct host *host, uint64_t id)
 {
@@ -160,8 +159,7 @@ uint32_t host_hub_num_live(const struct host *host)
     return host->hub ? ctl_coordinator_num_live(host->hub->machine) : 0;
 }
 
-/* ------------------------------------------------------------------------- connections
- */
+/* --------------------------------------------------------------------- connections */
 
 static void on_opened(struct host_conn *conn)
 {
@@ -253,8 +251,7 @@ void host_hub_resume(struct host *host)
         (void)uv_poll_start(&host->hub->poll, UV_READABLE, on_acceptable);
 }
 
-/* ---------------------------------------------------------------------- open and close
- */
+/* ------------------------------------------------------------------ open and close */
 
 static enum hdl_status listen_for_agents(struct host_hub *hub)
 {

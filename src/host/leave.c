@@ -88,8 +88,7 @@ void host_leave_begin(struct host *host, struct host_command *command)
     set_limit(host, LEAVE_OTHERS_NS);
 }
 
-/* ------------------------------------------------------------------------ process exit
- */
+/* -------------------------------------------------------------------- process exit */
 
 static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct base_list process_hosts = {&process_hosts, &process_hosts};

@@ -63,8 +63,7 @@ int host_local_connect(const char *name)
     return -error;
 }
 
-/* ------------------------------------------------------------------------------ offers
- */
+/* -------------------------------------------------------------------------- offers */
 
 static struct host_offer *find_offer(struct host *host, uint64_t id)
 {
@@ -131,8 +130,7 @@ enum hdl_status host_offer_take(struct host *host, uint64_t id, uint64_t key, in
     return HDL_OK;
 }
 
-/* ------------------------------------------------------------------------- connections
- */
+/* --------------------------------------------------------------------- connections */
 
 /* One sealed frame with a descriptor beside its first byte. The answer is the only thing
  * on its way to that peer, so it fits, or the peer does not read. */
@@ -237,8 +235,7 @@ void host_local_say_goodbye(struct host *host)
     ctl_bytes_unref(bytes);
 }
 
-/* ---------------------------------------------------------------------- open and close
- */
+/* ------------------------------------------------------------------ open and close */
 
 enum hdl_status host_local_open(struct host *host)
 {

@@ -14,8 +14,7 @@
 /* Rows of one put: as many as fill this, with so much in vain. */
 enum { MOE_RUN_BYTES = NET_PIECE_BYTES, MOE_GAP_BYTES = 8 << 10 };
 
-/* ------------------------------------------------------------------------------ memory
- */
+/* -------------------------------------------------------------------------- memory */
 
 /* Arrays of one size after another in one block; a NULL block only counts. */
 struct carve {
@@ -96,8 +95,7 @@ static void release(struct hdl_moe *m)
     base_free(m->env, m->lanes);
 }
 
-/* ---------------------------------------------------------------------------- creation
- */
+/* ------------------------------------------------------------------------ creation */
 
 void moe_exchange_start_at(struct hdl_moe *m, uint64_t step)
 {
@@ -221,8 +219,7 @@ int32_t hdl_moe_local_experts(const struct hdl_moe *m)
     return moe_exchange_check(m) == HDL_OK ? (int32_t)m->local : 0;
 }
 
-/* --------------------------------------------------------------------- calls and handles
- */
+/* --------------------------------------------------------------- calls and handles */
 
 void moe_call_lose(struct hdl_moe *m, struct moe_call *call, uint32_t rank)
 {
@@ -314,8 +311,7 @@ enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *
     return HDL_OK;
 }
 
-/* ---------------------------------------------------------------------------- counters
- */
+/* ------------------------------------------------------------------------ counters */
 
 static void copy_counters(uint64_t *to, const uint64_t *from, uint32_t n)
 {

@@ -201,8 +201,7 @@ struct hdl_moe {
     uint64_t *expert_rows, *wait_ns, *bytes_sent, *bytes_received;
 };
 
-/* ------------------------------------------------------------------------ small helpers
- */
+/* ------------------------------------------------------------------- small helpers */
 
 static inline bool moe_mapped(const struct hdl_moe *m, uint32_t rank)
 {
@@ -259,8 +258,7 @@ static inline const float *moe_record(const struct hdl_moe *m, size_t half,
                                      moe_token(&m->config.layout, half, source, token));
 }
 
-/* --------------------------------------------------------------------------- exchange.c
- */
+/* ---------------------------------------------------------------------- exchange.c */
 
 /* The exchange over `peers`, which it then owns (also on failure). */
 enum hdl_status moe_exchange_create(struct base_env *env, struct moe_config *config,
@@ -298,8 +296,7 @@ enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *
 void moe_handle_make(const struct hdl_moe *m, const struct moe_lane *lane,
                      struct hdl_moe_handle *handle);
 
-/* ------------------------------------------------------------------------------ route.c
- */
+/* ------------------------------------------------------------------------- route.c */
 
 /* Distinct (token, expert)s of a token of `source`, positions ascending; returns how
  * many. `weights` is separate from the record: NULL gives weights of 0. */
@@ -312,8 +309,7 @@ static inline const uint16_t *moe_record_ids(const struct hdl_moe *m, const floa
     return (const uint16_t *)(const void *)(record + m->config.shape.top_k);
 }
 
-/* ------------------------------------------------------------------------------- send.c
- */
+/* -------------------------------------------------------------------------- send.c */
 
 enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_tokens *tokens,
                                    struct moe_call *call, bool fused,
@@ -331,15 +327,13 @@ void moe_step_fail(struct hdl_moe *m, struct moe_lane *lane);
 void moe_refusal_text(enum moe_refusal refusal, const int64_t *value, char *text,
                       size_t size);
 
-/* ------------------------------------------------------------------------------- plan.c
- */
+/* -------------------------------------------------------------------------- plan.c */
 
 /* Items and entries of the sources that came; rows of the output; the arrays of `out`
  * that routing alone determines. */
 void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received *out);
 
-/* ---------------------------------------------------------------------------- receive.c
- */
+/* ----------------------------------------------------------------------- receive.c */
 
 /* Adds the time since `start` to the ranks in m->pending. */
 void moe_count_wait(struct hdl_moe *m, int64_t start);
@@ -347,8 +341,7 @@ void moe_count_wait(struct hdl_moe *m, int64_t start);
 enum hdl_status moe_dispatch_finish(struct hdl_moe *m, struct moe_lane *lane,
                                     struct hdl_moe_received *out, struct moe_call *call);
 
-/* ------------------------------------------------------------------------ give.c, take.c
- */
+/* ------------------------------------------------------------------ give.c, take.c */
 
 enum hdl_status moe_combine_begin(struct hdl_moe *m, struct moe_lane *lane,
                                   const struct hdl_moe_outputs *outputs,

@@ -73,8 +73,7 @@ static void read_weights(struct hdl_moe *m, struct moe_lane *lane, uint32_t sour
     }
 }
 
-/* ----------------------------------------------------------------------- contributions
- */
+/* ------------------------------------------------------------------- contributions */
 
 /* Came a source without weights, which its combine gives? */
 static bool has_late_weights(const struct giving *g, uint32_t source)
@@ -219,8 +218,7 @@ static void give_group(struct giving *g, uint32_t group)
     tell_group(g->m, lane, group, exact ? MOE_GIVEN_EXACT : MOE_GIVEN);
 }
 
-/* --------------------------------------------------------------------- waits for weights
- */
+/* --------------------------------------------------------------- waits for weights */
 
 static bool needs_weights(const struct giving *g, uint32_t group)
 {

@@ -145,8 +145,7 @@ static enum hdl_status link_ranks(struct moe_gpu_link *l, enum hdl_status own,
     return status;
 }
 
-/* ------------------------------------------------------------------- create and update
- */
+/* --------------------------------------------------------------- create and update */
 
 static struct moe_gpu_link *new_link(struct hdl_group *group)
 {

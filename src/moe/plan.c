@@ -62,8 +62,7 @@ static void read_source(struct hdl_moe *m, struct moe_lane *lane, uint32_t sourc
     s->arrived = 0;
 }
 
-/* ----------------------------------------------------------------------------- numbers
- */
+/* ------------------------------------------------------------------------- numbers */
 
 static void count_experts(struct hdl_moe *m, const struct moe_lane *lane,
                           struct hdl_moe_received *out)

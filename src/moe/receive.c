@@ -13,8 +13,7 @@ struct waiting {
     uint32_t ready; /* a source whose rows are there, or UINT32_MAX */
 };
 
-/* ----------------------------------------------------------------------------- headers
- */
+/* ------------------------------------------------------------------------- headers */
 
 /* Looks at the header flag of a source; true when there is nothing more to wait for. */
 static bool header_decided(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank)
@@ -122,8 +121,7 @@ static enum hdl_status check_refusals(struct hdl_moe *m, struct moe_lane *lane,
     return HDL_OK;
 }
 
-/* -------------------------------------------------------------------------------- rows
- */
+/* ---------------------------------------------------------------------------- rows */
 
 /* Are all runs of a messaged source there? Remembers how far it looked. */
 static bool runs_arrived(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank)

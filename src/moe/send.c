@@ -42,8 +42,7 @@ void moe_refusal_text(enum moe_refusal refusal, const int64_t *v, char *text, si
     }
 }
 
-/* ---------------------------------------------------------------------------- the half
- */
+/* ------------------------------------------------------------------------ the half */
 
 struct sign_wait {
     struct hdl_moe *m;
@@ -107,8 +106,7 @@ static void take_half(struct hdl_moe *m, struct moe_lane *lane,
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* ------------------------------------------------------------------------------ header
- */
+/* -------------------------------------------------------------------------- header */
 
 static enum moe_refusal refuse(struct moe_header_line *line, enum moe_refusal refusal,
                                int64_t a, int64_t b, int64_t c)
@@ -221,8 +219,7 @@ static void put_header(struct hdl_moe *m, struct moe_lane *lane)
     }
 }
 
-/* -------------------------------------------------------------------------------- rows
- */
+/* ---------------------------------------------------------------------------- rows */
 
 static void stage_row(struct hdl_moe *m, const struct moe_lane *lane,
                       const struct hdl_moe_tokens *t, uint32_t token)
@@ -316,8 +313,7 @@ static void send_rows(struct hdl_moe *m, struct moe_lane *lane,
         put_run(m, lane, r);
 }
 
-/* ------------------------------------------------------------------------------- phases
- */
+/* -------------------------------------------------------------------------- phases */
 
 void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
               enum moe_note note)

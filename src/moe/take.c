@@ -41,8 +41,7 @@ static uint32_t own_routes(struct hdl_moe *m, const struct moe_lane *lane, uint3
                        lane->active, m->routes);
 }
 
-/* ------------------------------------------------------------------------------- lines
- */
+/* --------------------------------------------------------------------------- lines */
 
 /* Replicas are chosen by the mask of the member of the DP group that was listened to. If
  * it counted on other ranks, the contribution may be for other experts than this rank's
@@ -198,8 +197,7 @@ static void wait_for_rows(struct taking *t, struct moe_call *call)
     }
 }
 
-/* -------------------------------------------------------------------------------- sums
- */
+/* ---------------------------------------------------------------------------- sums */
 
 /* Number of a route among those of its token that go to the same rank, experts ascending.
  */

@@ -77,8 +77,7 @@ void net_destroy(struct net *net);
 const char *net_fabric_provider(const struct net *net);
 const char *net_fabric_reason(const struct net *net);
 
-/* ------------------------------------------------------------------------- descriptors
- */
+/* --------------------------------------------------------------------- descriptors */
 
 /* What a process of this host needs to get a descriptor of another; plain bytes. */
 struct net_ticket {
@@ -96,8 +95,7 @@ void net_descriptor_withdraw(struct net *net, const struct net_ticket *ticket);
 enum hdl_status net_descriptor_fetch(struct net *net, const struct net_ticket *ticket,
                                      int64_t timeout_ns, int *fd);
 
-/* ----------------------------------------------------------------------------- windows
- */
+/* ------------------------------------------------------------------------- windows */
 
 /* Zeroed shared memory (memfd, page-aligned), registered with fabric if that is in use.
  */
@@ -119,8 +117,7 @@ void net_set_writer(struct net *net, _Atomic uint64_t *word, uint64_t writer);
 enum hdl_status net_window_pack(const struct hdl_window *window, void *handle,
                                 size_t *length);
 
-/* ----------------------------------------------------------------------------- remotes
- */
+/* ------------------------------------------------------------------------- remotes */
 
 enum net_access {
     NET_READ = 1,
@@ -155,8 +152,7 @@ bool net_handle_mapped(const struct net *net, const void *handle, size_t length)
 /* Has the window's process a fabric address? False for a bad handle. */
 bool net_handle_has_fabric(const void *handle, size_t length);
 
-/* -------------------------------------------------------------------------------- data
- */
+/* ---------------------------------------------------------------------------- data */
 
 /*
  * Writes `bytes` at `offset`, then raises the word at signal_offset (8-byte aligned;
@@ -229,8 +225,7 @@ uint64_t net_refused(const struct net *net);
 uint64_t net_stale(const struct net *net);
 uint64_t net_fabric_bytes(const struct net *net);
 
-/* ------------------------------------------------------------------- progress and sleep
- */
+/* -------------------------------------------------------------- progress and sleep */
 
 /* Progress of messaged transports: number of events, 0 if there were none (or they are
  * not in use, or another thread is polling). */
@@ -265,8 +260,7 @@ void net_wake(struct net *net);
  * Nothing to do for messaged peers: a message wakes. */
 void net_ring(struct hdl_peer_window *remote);
 
-/* ------------------------------------------------------------------------- information
- */
+/* --------------------------------------------------------------------- information */
 
 /* {"self":{...},"shm":{...},"fabric":{...}} of this machine, with the reason where one is
  * not available; needs no context. Returns the length it has or would have without the 0.

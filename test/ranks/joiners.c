@@ -34,8 +34,7 @@ static void sums(int wanted)
     }
 }
 
-/* -------------------------------------------------------------------------------- slow
- */
+/* ---------------------------------------------------------------------------- slow */
 
 static void slow(void)
 {
@@ -54,8 +53,7 @@ static void slow(void)
     sums(7);
 }
 
-/* -------------------------------------------------------------------------------- busy
- */
+/* ---------------------------------------------------------------------------- busy */
 
 /* Rank 0's thread is inside the operation all the time until rank 1 comes, and rank 1's
  * other thread admits the two that arrive meanwhile. */
@@ -84,8 +82,7 @@ static void busy(void)
     sums(15);
 }
 
-/* ------------------------------------------------------------------------------- again
- */
+/* --------------------------------------------------------------------------- again */
 
 static void again(void)
 {
@@ -112,8 +109,7 @@ static void replacement(void)
     sums(7);
 }
 
-/* ------------------------------------------------------------------------------- early
- */
+/* --------------------------------------------------------------------------- early */
 
 /* The members know of the death before the library does: whoever admits means the next
  * process, not the one that is still in the view. */
@@ -151,8 +147,7 @@ static void early_replacement(void)
     member_sum_until(7, 4);
 }
 
-/* --------------------------------------------------------------------------------- far
- */
+/* ----------------------------------------------------------------------------- far */
 
 static void far(void)
 {

@@ -108,8 +108,7 @@ static void say_drops(void)
     rank_say("%lu stale messages dropped", (unsigned long)stats.stale_drops);
 }
 
-/* -------------------------------------------------------------------------------- send
- */
+/* ---------------------------------------------------------------------------- send */
 
 /* True if the large message was cut in the middle. */
 static bool receive_cut(void)
@@ -183,8 +182,7 @@ static void send_mode(bool replace)
     whole_again(NULL);
 }
 
-/* --------------------------------------------------------------------------------- moe
- */
+/* ----------------------------------------------------------------------------- moe */
 
 static struct hdl_moe *moe;
 static float rows[TOKENS * HIDDEN], received_rows[3 * TOKENS * HIDDEN],

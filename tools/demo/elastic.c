@@ -76,8 +76,7 @@ static int broken(const struct elastic *d, const char *what, enum hdl_status sta
                        hdl_error_detail());
 }
 
-/* ---------------------------------------------------------------------------- experts
- */
+/* ------------------------------------------------------------------------- experts */
 
 /* Each expert lives at home, or in turn on those that are there. */
 static void make_map(struct elastic *d, uint64_t members)
@@ -123,8 +122,7 @@ static enum hdl_status move_experts(struct elastic *d, uint64_t members)
     return hdl_moe_update(d->moe, d->counts, d->ids);
 }
 
-/* ------------------------------------------------------------------------------- step
- */
+/* ---------------------------------------------------------------------------- step */
 
 static void make_tokens(struct elastic *d)
 {
@@ -273,8 +271,7 @@ static int run_step(struct elastic *d, bool *stop)
     return TOOL_OK;
 }
 
-/* ------------------------------------------------------------------------------- rank
- */
+/* ---------------------------------------------------------------------------- rank */
 
 static int enter(struct elastic *d, bool replacement)
 {

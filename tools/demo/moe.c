@@ -70,8 +70,7 @@ static int broken(const struct demo_moe *d, const char *what, enum hdl_status st
                        hdl_error_detail());
 }
 
-/* ------------------------------------------------------------------------------ tokens
- */
+/* -------------------------------------------------------------------------- tokens */
 
 /* The rank that has no tokens in a step, -1 if there is only one rank. */
 static int idle_rank(const struct demo_moe *d, int step)
@@ -100,8 +99,7 @@ static void make_tokens(struct demo_moe *d, int step)
     }
 }
 
-/* -------------------------------------------------------------------------------- step
- */
+/* ---------------------------------------------------------------------------- step */
 
 /* Bytes that must leave this rank: a row for each other rank that needs it, and a sum
  * back. */
@@ -275,8 +273,7 @@ static int run_step(struct demo_moe *d, int step)
     return TOOL_OK;
 }
 
-/* -------------------------------------------------------------------------------- rank
- */
+/* ---------------------------------------------------------------------------- rank */
 
 static void print_head(const struct demo_moe *d)
 {

@@ -141,8 +141,7 @@ static enum hdl_status measure_small(struct perf_moe *p)
     return status;
 }
 
-/* ------------------------------------------------------------------------------ output
- */
+/* -------------------------------------------------------------------------- output */
 
 static void print_head(const struct perf_moe *p)
 {
@@ -197,8 +196,7 @@ static void print_row(const struct perf_moe *p, int64_t tokens, const char *way,
     fflush(stdout);
 }
 
-/* ------------------------------------------------------------------------------- a rank
- */
+/* -------------------------------------------------------------------------- a rank */
 
 /* Bytes that this rank's counters say it sent. */
 static int64_t bytes_sent(const struct moe_bench *b)
@@ -382,8 +380,7 @@ static int run_all(void *user)
     return code == TOOL_OK && !p->good ? TOOL_FAILED : code;
 }
 
-/* ------------------------------------------------------------------------------ command
- */
+/* ------------------------------------------------------------------------- command */
 
 #define OPERATIONS "dispatch|combine|moe"
 

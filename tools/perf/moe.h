@@ -47,8 +47,7 @@ int64_t moe_bench_check_results(const struct moe_bench *b);
 /* Expert e gives the constant of moe_bench_constant(e) in all elements. */
 void moe_bench_fill_outputs(struct moe_bench *b);
 
-/* ------------------------------------------------------------------------ the usual way
- */
+/* ------------------------------------------------------------------- the usual way */
 
 /* How users move tokens with collectives alone. */
 struct moe_usual {

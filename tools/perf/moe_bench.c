@@ -42,8 +42,7 @@ static float constant_of(int64_t expert)
     return (float)(1 + expert % 8);
 }
 
-/* ----------------------------------------------------------------------------- routing
- */
+/* ------------------------------------------------------------------------- routing */
 
 /* Ids follow 1 / (rank of the id)^1.2. */
 static int64_t zipf(uint64_t *seed, int64_t experts)
@@ -96,8 +95,7 @@ static void route(struct moe_bench *b)
     }
 }
 
-/* ------------------------------------------------------------------------------ memory
- */
+/* -------------------------------------------------------------------------- memory */
 
 /* Poisoned unless it is so large that most of it will never be used. */
 static void *memory(size_t bytes)
@@ -188,8 +186,7 @@ enum hdl_status moe_bench_create(struct moe_bench *b)
                : HDL_ENOMEM;
 }
 
-/* ------------------------------------------------------------------------------- calls
- */
+/* --------------------------------------------------------------------------- calls */
 
 enum hdl_status moe_bench_dispatch(struct moe_bench *b)
 {
@@ -217,8 +214,7 @@ enum hdl_status moe_bench_combine(struct moe_bench *b)
                             : status;
 }
 
-/* ------------------------------------------------------------------------------ checks
- */
+/* -------------------------------------------------------------------------- checks */
 
 /* First row of local expert e, as combine wants it. */
 static int64_t first_row(const struct moe_bench *b, int64_t e)

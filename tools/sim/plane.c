@@ -210,8 +210,7 @@ void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view
     begin(w, p);
 }
 
-/* ------------------------------------------------------------------------ participants
- */
+/* -------------------------------------------------------------------- participants */
 
 static bool takes_part(const struct sim_plane *plane, uint32_t s, uint64_t x)
 {
@@ -326,8 +325,7 @@ static bool left_out(const struct sim_world *w, const struct sim_plane *plane, u
            !plane->peers[s]->alive;
 }
 
-/* ------------------------------------------------------------------------------- steps
- */
+/* --------------------------------------------------------------------------- steps */
 
 /* Planted: a freeze that does not freeze. */
 static bool goes_on(const struct sim_world *w)
@@ -655,8 +653,7 @@ void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x)
         &(struct ctl_agent_event){.kind = CTL_AGENT_FINISHED, .key = sim_key(w), .x = x});
 }
 
-/* --------------------------------------------------------------------- freeze and commit
- */
+/* --------------------------------------------------------------- freeze and commit */
 
 static uint64_t sample(struct sim_world *w, struct sim_plane *plane, uint32_t s,
                        bool again)

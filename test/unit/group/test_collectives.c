@@ -414,8 +414,7 @@ static void test_vacant_slots(void **state)
     harness_close(&h);
 }
 
-/* ------------------------------------------------------------ many at once, mismatches
- */
+/* -------------------------------------------------------- many at once, mismatches */
 
 enum { MANY = 200 };
 

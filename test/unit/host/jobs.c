@@ -130,8 +130,7 @@ void job_await_go(struct job *job)
     job_await(&job->board->go, 1);
 }
 
-/* ------------------------------------------------------------------------------- ranks
- */
+/* --------------------------------------------------------------------------- ranks */
 
 void job_rank_env(struct job *job, int rank, struct job_rank *out)
 {

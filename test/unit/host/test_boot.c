@@ -207,8 +207,7 @@ static void interfaces(void **state)
         assert_false(host_address_is_loopback(&addr));
 }
 
-/* --------------------------------------------------------------------- shared directory
- */
+/* ---------------------------------------------------------------- shared directory */
 
 static char directory[64];
 
@@ -280,8 +279,7 @@ static void records_of_others_are_refused(void **state)
     rmdir(directory);
 }
 
-/* ---------------------------------------------------------------------------- callbacks
- */
+/* ----------------------------------------------------------------------- callbacks */
 
 /* A store in shared memory, with a stale record before the first put. */
 struct store {

@@ -24,8 +24,7 @@
 #include "host/channel.h"
 #include "jobs.h"
 
-/* ------------------------------------------------------------------------------ joining
- */
+/* ------------------------------------------------------------------------- joining */
 
 static void run_group(struct job *job, int number)
 {
@@ -152,8 +151,7 @@ static void contexts_side_by_side(void **state)
     job_finish(&job);
 }
 
-/* -------------------------------------------------------------------- refused at joining
- */
+/* -------------------------------------------------------------- refused at joining */
 
 static void run_refused(struct job *job, int number)
 {
@@ -271,8 +269,7 @@ static void both_versions_are_told(void **state)
     assert_int_equal(code, 0);
 }
 
-/* ------------------------------------------------------------------------------- deaths
- */
+/* -------------------------------------------------------------------------- deaths */
 
 static void run_with_death(struct job *job, int number)
 {
@@ -339,8 +336,7 @@ static void killed_coordinator_is_told(void **state)
     check_death(0);
 }
 
-/* ---------------------------------------------------------------------------- strangers
- */
+/* ----------------------------------------------------------------------- strangers */
 
 static int connect_port(int port)
 {
@@ -463,8 +459,7 @@ static void strangers_are_refused_and_counted(void **state)
     munmap(board, sizeof(*board));
 }
 
-/* -------------------------------------------------------------------------- descriptors
- */
+/* --------------------------------------------------------------------- descriptors */
 
 static void run_descriptors(struct job *job, int number)
 {
@@ -513,8 +508,7 @@ static void descriptors_travel(void **state)
     job_finish(&job);
 }
 
-/* ------------------------------------------------------------------------ forks, exits
- */
+/* -------------------------------------------------------------------- forks, exits */
 
 static int count_sockets(void)
 {

@@ -73,8 +73,7 @@ static void groups_come_and_go(void **state)
         assert_int_equal(pthread_join(threads[i], NULL), 0);
 }
 
-/* ---------------------------------------------------------------------------- mismatch
- */
+/* ------------------------------------------------------------------------ mismatch */
 
 static void *differ(void *argument)
 {

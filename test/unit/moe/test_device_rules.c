@@ -26,8 +26,7 @@
 
 enum { UNDECIDED = 0, MAYBE = 1, CAME = 2, MISSING = 3 };
 
-/* ------------------------------------------------------- AGREE, in every order of events
- */
+/* ------------------------------------------------- AGREE, in every order of events */
 
 enum { BLOCKS = 4 };
 enum { RULE_SECOND_LOOK = 1, RULE_WORD_AFTERWARDS = 2 };

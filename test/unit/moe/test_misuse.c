@@ -108,8 +108,7 @@ static void expect(const struct user *u, const char *what, enum hdl_status got,
                  hdl_status_name(got), hdl_status_name(wanted), base_detail());
 }
 
-/* ---------------------------------------------------------------------------- dispatch
- */
+/* ------------------------------------------------------------------------ dispatch */
 
 static struct hdl_moe_tokens draw_tokens(struct user *u, uint32_t lane)
 {
@@ -201,8 +200,7 @@ static void dispatch(struct user *u, bool fused)
     }
 }
 
-/* ------------------------------------------------------------------------ with a handle
- */
+/* ------------------------------------------------------------------- with a handle */
 
 struct choice {
     struct hdl_moe_handle *handle;
