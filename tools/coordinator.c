@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/env.h"
+#include "base/parse.h"
 #include "base/status.h"
 #include "host/host.h"
 #include "tools/commands.h"
@@ -46,6 +47,9 @@ int command_coordinator(int argc, char **argv)
         return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
     if (first < argc)
         return tool_usage_error("coordinator takes no argument '%s'", argv[first]);
+    struct base_addr addr;
+    if (base_parse_addr(listen, &addr) != HDL_OK)
+        return tool_usage_error("--listen: %s", base_detail());
     if (token_file)
         (void)setenv("HEDDLE_TOKEN_FILE", token_file, 1);
     if (token_file)

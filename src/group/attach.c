@@ -22,6 +22,11 @@
  * of its predecessor; that waits until the predecessor's interval is closed.
  */
 
+/* Links are made before the admission, which would have to wait for them, and by the
+ * newcomer alone: of two connections that cross, providers drop one. A member that does
+ * not answer in this time is for others to judge. */
+#define GREETING_NS BASE_NS_PER_S
+
 static void lock_view(struct hdl_group *group)
 {
     while (atomic_exchange(&group->view_lock, 1))
@@ -148,6 +153,21 @@ static enum hdl_status attach_rank(struct hdl_group *group, uint32_t rank,
     return HDL_OK;
 }
 
+/* Do all whose memory a newcomer opened know it? */
+static bool all_answered(void *argument)
+{
+    struct hdl_group *group = argument;
+    bool all = true;
+    for (uint32_t r = 0; all && r < group->capacity; r++) {
+        lock_view(group);
+        struct group_reach *reach = group_reach_ref(group->arrived[r]);
+        unlock_view(group);
+        all = !reach || net_remote_greet(reach->remote);
+        group_reach_unref(group->engine->env, reach);
+    }
+    return all || atomic_load(&group->attach_stopped);
+}
+
 static enum hdl_status attach_all(struct hdl_group *group, const struct ctl_view *view)
 {
     const struct group_path *path;
@@ -163,6 +183,8 @@ static enum hdl_status attach_all(struct hdl_group *group, const struct ctl_view
             path = group_segment_path(group->arrived[r]->segment, path);
     }
     if (status == HDL_OK && group->path == &group_path_isolated) {
+        (void)group_engine_wait(group->engine, all_answered, group,
+                                base_now_ns() + GREETING_NS);
         group_engine_lock(group->engine);
         group->joined_path = path;
         group_engine_unlock(group->engine);

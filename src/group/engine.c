@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/env.h"
+#include "base/rankset.h"
 #include "group/group.h"
 #include "group/p2p.h"
 #include "group/wait.h"
@@ -162,6 +163,34 @@ static size_t dump_lines(char *text, size_t room, struct hdl_group *group)
     return n < room ? n : room;
 }
 
+static size_t dump_group(char *text, size_t room, struct hdl_group *group)
+{
+    char active[128] = "?", absent[128] = "?", chunk[32] = "";
+    const struct group_view *view = group->seen;
+    struct base_rank_set *set = base_rank_set_alloc(group->engine->env, group->capacity);
+    if (set && view) {
+        memcpy(set->words, view->active, sizeof(uint64_t) * view->num_words);
+        base_rank_set_format(set, active, sizeof(active));
+        memcpy(set->words, view->absent, sizeof(uint64_t) * view->num_words);
+        base_rank_set_format(set, absent, sizeof(absent));
+    }
+    base_rank_set_free(group->engine->env, set);
+    if (GROUP_X_CHUNK(group->done) != CTL_CHUNK_MAX)
+        snprintf(chunk, sizeof(chunk), " chunk %llu",
+                 (unsigned long long)GROUP_X_CHUNK(group->done));
+    int n = snprintf(text, room,
+                     "group %s rank %u capacity %u path %s: %s; view %llu, active %s, "
+                     "absent %s%s; next op %llu, done up to op %llu%s\n",
+                     group->name ? group->name : "", group->rank, group->capacity,
+                     group->path->name,
+                     base_status_name((enum hdl_status)atomic_load(&group->over)),
+                     (unsigned long long)(view ? view->ctl->epoch : 0), active, absent,
+                     group_frozen(group) ? ", frozen until the coordinator commits" : "",
+                     (unsigned long long)group->next,
+                     (unsigned long long)GROUP_X_OP(group->done), chunk);
+    return (size_t)n < room ? (size_t)n : room;
+}
+
 static bool write_all(int fd, const char *text, size_t length)
 {
     while (length > 0) {
@@ -186,14 +215,7 @@ enum hdl_status group_engine_dump(struct group_engine *engine, int fd)
         struct hdl_group *group = base_container_of(node, struct hdl_group, node);
         if (n + DUMP_BYTES > room)
             break;
-        n += (size_t)snprintf(
-            text + n, room - n,
-            "group %s rank %u capacity %u path %s next %llu done %llu.%llu state %s\n",
-            group->name ? group->name : "", group->rank, group->capacity,
-            group->path->name, (unsigned long long)group->next,
-            (unsigned long long)GROUP_X_OP(group->done),
-            (unsigned long long)GROUP_X_CHUNK(group->done),
-            base_status_name((enum hdl_status)atomic_load(&group->over)));
+        n += dump_group(text + n, room - n, group);
         n += dump_lines(text + n, room - n, group);
         n += group_p2p_dump(group, text + n, room - n);
     }

@@ -233,6 +233,7 @@ void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link);
 /* Posts, retries, acknowledges, resends: whatever is due. */
 void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, bool idle,
                         int64_t now);
+void fabric_link_ping(struct net_fabric *fabric, struct fabric_link *link);
 void fabric_link_send_ack(struct net_fabric *fabric, struct fabric_link *link);
 /* Earliest time something is due; BASE_FOREVER = nothing. */
 int64_t fabric_link_timer(const struct fabric_link *link);

@@ -302,7 +302,7 @@ static void link_drop(struct net_fabric *fabric, struct fabric_link *link)
     link->taken_told = link->taken;
 }
 
-static void link_ping(struct net_fabric *fabric, struct fabric_link *link)
+void fabric_link_ping(struct net_fabric *fabric, struct fabric_link *link)
 {
     struct fabric_message *message = fabric_link_message(fabric, link, NET_WIRE_PING, 0);
     if (message)
@@ -370,7 +370,7 @@ static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int6
         if (link->users == 0 || link->tail == 1)
             link->down_since = 0; /* nobody to ask, nothing to ask about */
         else
-            link_ping(fabric, link);
+            fabric_link_ping(fabric, link);
     }
     (void)link_late(fabric, link, now);
     link->post = link->base;
@@ -414,7 +414,7 @@ static void link_ask(struct net_fabric *fabric, struct fabric_link *link, int64_
         now - link->heard_at < ask_ns)
         return;
     link->heard_at = now;
-    link_ping(fabric, link);
+    fabric_link_ping(fabric, link);
 }
 
 void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, bool idle,

@@ -230,6 +230,18 @@ static bool fabric_delivered(const struct hdl_peer_window *owner)
     return idle;
 }
 
+static bool fabric_greet(struct hdl_peer_window *owner)
+{
+    struct net_fabric *fabric = owner->net->fabric;
+    struct fabric_link *link = owner->fabric->link;
+    fabric_lock(fabric);
+    if (link->tail == 1)
+        fabric_link_ping(fabric, link);
+    bool answered = link->base > 1 && !link->down_since;
+    fabric_unlock(fabric);
+    return answered;
+}
+
 static int64_t fabric_down_since(const struct hdl_peer_window *owner)
 {
     return atomic_load_explicit(&owner->fabric->down_since, memory_order_relaxed);
@@ -245,4 +257,5 @@ const struct net_ops net_fabric_ops = {
     .done = fabric_done,
     .delivered = fabric_delivered,
     .down_since = fabric_down_since,
+    .greet = fabric_greet,
 };

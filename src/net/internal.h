@@ -67,6 +67,7 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
  *   put     optional: NULL = copy to remote->data, signal there, ring
  *   done    optional: NULL = everything is done at once
  *   down_since  optional: NULL = never down
+ *   greet   optional: NULL = there is no link to make
  */
 struct net_ops {
     const char *name;
@@ -83,6 +84,7 @@ struct net_ops {
     uint64_t (*done)(const struct hdl_peer_window *remote);
     bool (*delivered)(const struct hdl_peer_window *remote);
     int64_t (*down_since)(const struct hdl_peer_window *remote);
+    bool (*greet)(struct hdl_peer_window *remote);
 };
 
 extern const struct net_ops net_self_ops;

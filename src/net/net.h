@@ -206,6 +206,9 @@ enum hdl_status net_put_exposed(struct hdl_peer_window *remote,
 
 /* Has everything put so far arrived, signals included? Always true if mapped. */
 bool net_remote_delivered(const struct hdl_peer_window *remote);
+/* Makes the link to the peer before it is needed; true once the peer has answered. Always
+ * true if mapped. */
+bool net_remote_greet(struct hdl_peer_window *remote);
 /* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none.
  * HDL_EPEER: the peer is lost; all sources are free. */
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);

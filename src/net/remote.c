@@ -200,6 +200,11 @@ bool net_remote_delivered(const struct hdl_peer_window *remote)
     return !remote->ops->delivered || remote->ops->delivered(remote);
 }
 
+bool net_remote_greet(struct hdl_peer_window *remote)
+{
+    return !remote->ops->greet || remote->ops->greet(remote);
+}
+
 int64_t net_remote_down_since(const struct hdl_peer_window *remote)
 {
     return remote->ops->down_since ? remote->ops->down_since(remote) : 0;

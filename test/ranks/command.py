@@ -57,7 +57,8 @@ def test_help():
     for args in (["nonsense"], ["perf"], ["perf", "nonsense"], ["perf", "allreduce", "--bytes", "8,x"], ["run", "-n", "0", "a"],
                  ["run", "a"], ["run", "-n", "2"], ["perf", "barrier", "-n", "x"], ["info", "x"], ["demo", "a", "b"],
                  ["perf", "allreduce", "--transport", "pigeon"], ["perf", "moe", "--dtype", "f16"],
-                 ["perf", "recovery", "--transport", "pigeon"], ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"]):
+                 ["perf", "recovery", "--transport", "pigeon"], ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"],
+                 ["coordinator", "--listen", "here"]):
         done = heddle(*args)
         check(done.returncode == 2 and done.stderr.count("\n") == 1, " ".join(args), done)
 

@@ -24,7 +24,7 @@ static void test_dump(void)
     ssize_t got = read(pipe_fds[0], text, sizeof(text) - 1);
     close(pipe_fds[0]);
     CHECK(got > 0, "the dump is empty");
-    rank_check_text(text, "world", "3", NULL);
+    rank_check_text(text, "world", "active 0,1, absent none", "done up to op 3\n", NULL);
     CHECK_STATUS(hdl_context_dump(self.context, -1), HDL_ESYSTEM);
     CHECK_STATUS(hdl_context_dump(NULL, 1), HDL_EINVAL);
 }

@@ -161,6 +161,13 @@ static void freeze(void *user, const struct ctl_prepare *prepare,
         answer->published[i] = ctl_x_end(0);
 }
 
+/* Contexts side by side have one number. */
+static void note_told(struct job_rank *rank)
+{
+    __atomic_store_n(&rank->job->board->told_at[rank->rank], base_now_ns(),
+                     __ATOMIC_RELAXED);
+}
+
 static void commit(void *user, struct ctl_view *view)
 {
     struct job_rank *rank = user;
@@ -170,7 +177,7 @@ static void commit(void *user, struct ctl_view *view)
             absent |= UINT64_C(1) << i;
     rank->absent = absent;
     rank->num_absent = view->num_absent;
-    rank->job->board->told_at[rank->rank] = base_now_ns();
+    note_told(rank);
     __atomic_add_fetch(&rank->commits, 1, __ATOMIC_RELEASE);
 }
 
@@ -185,7 +192,7 @@ static void on_fail(void *user, enum hdl_status status, const char *text)
     (void)text;
     struct job_rank *rank = user;
     rank->fail_status = status;
-    rank->job->board->told_at[rank->rank] = base_now_ns();
+    note_told(rank);
     __atomic_add_fetch(&rank->commits, 1, __ATOMIC_RELEASE);
 }
 

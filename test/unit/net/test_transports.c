@@ -220,6 +220,28 @@ static void body_cold(struct pair *pair)
     net_window_destroy(window);
 }
 
+/* The peer has answered before the first put. */
+static void body_greet(struct pair *pair)
+{
+    struct hdl_window *window = pair_window(pair, 0, 4096);
+    struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+    if (pair->side == 1) {
+        int64_t end = base_now_ns() + 10 * BASE_NS_PER_S;
+        while (!net_remote_greet(remote)) {
+            CHECK(base_now_ns() < end);
+            if (net_poll(pair->net) == 0)
+                sched_yield();
+        }
+        CHECK(hdl_signal(remote, 0, 1, HDL_SIGNAL_SET) == HDL_OK);
+        CHECK(hdl_flush(remote, 10000000) == HDL_OK);
+    } else {
+        CHECK(hdl_window_wait(window, 0, 1, remote, 20000000) == HDL_OK);
+    }
+    pair_meet(pair);
+    net_remote_close(remote);
+    net_window_destroy(window);
+}
+
 /* A peer that is killed in the middle of large puts: the rest is dropped, soon, safely.
  */
 static void body_killed(struct pair *pair)
@@ -297,6 +319,8 @@ OVER(ping, SHM)
 OVER(ping, FABRIC)
 OVER(cold, SHM)
 OVER(cold, FABRIC)
+OVER(greet, SHM)
+OVER(greet, FABRIC)
 OVER(killed, SHM)
 OVER(killed, FABRIC)
 
@@ -374,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_sleep_SHM),    cmocka_unit_test(test_sleep_FABRIC),
         cmocka_unit_test(test_ping_SHM),     cmocka_unit_test(test_ping_FABRIC),
         cmocka_unit_test(test_cold_SHM),     cmocka_unit_test(test_cold_FABRIC),
+        cmocka_unit_test(test_greet_SHM),    cmocka_unit_test(test_greet_FABRIC),
         cmocka_unit_test(test_killed_SHM),   cmocka_unit_test(test_killed_FABRIC),
         cmocka_unit_test(test_break_FABRIC),
     };
