@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import itertools
 import logging
 import os
@@ -28,22 +29,21 @@ class _Meeting:
     """The store as a bootstrap: rank 0 writes one record, the others wait for one that they have not used yet."""
 
     def __init__(self, store: Any) -> None:
-        self._given, self._own = store, None
+        self._given = store
+        self.aside = hasattr(store, "clone")  # older versions of torch have one connection for everybody
         self._record = b""
         self._put = _abi.BootstrapPut(self._on_put)
         self._get = _abi.BootstrapGet(self._on_get)
         # The number makes it the first meeting of its kind in this process: the library counts them.
         self.struct = _abi.Bootstrap(user=next(_numbers), put=self._put, get=self._get)
 
-    @property
+    @functools.cached_property
     def _store(self) -> Any:
         """A connection of its own: who waits in torch's, as the application may, holds its lock all the while."""
-        if self._own is None:
-            try:
-                self._own = self._given.clone()
-            except (AttributeError, RuntimeError):  # an older torch, or a store written in Python
-                self._own = self._given
-        return self._own
+        try:
+            return self._given.clone() if self.aside else self._given
+        except RuntimeError:  # a store written in Python
+            return self._given
 
     def _on_put(self, _user: int, _key: bytes, value: int, length: int) -> int:
         try:
@@ -117,11 +117,10 @@ class Job:
         self._groups = 0
         self._lock = threading.Lock()
         self._joining = threading.Lock()
-        self._meeting = _Meeting(store)
+        self.meeting = _Meeting(store)
         if not any(known is store for known in _stores):
             _stores.append(store)
         self._store, self._num_ranks, self._timeout = store, num_ranks, timeout
-        self.meets_aside = hasattr(store, "clone")  # older versions of torch share one connection
         self.context: ctypes.c_void_p | None = None
         settings.started = True
 
@@ -142,7 +141,7 @@ class Job:
             log_level=_log.level(),
             log_fd=_log.descriptor(),
         )
-        options.bootstrap = ctypes.pointer(self._meeting.struct)
+        options.bootstrap = ctypes.pointer(self.meeting.struct)
         interface = _interface(self._store)
         if interface:
             options.interface = interface.encode()
@@ -161,6 +160,6 @@ class Job:
             if self._groups:
                 return
             context, self.context = self.context, None
-        self._meeting.over(self.rank)
+        self.meeting.over(self.rank)
         if context is not None:
             lib.hdl_context_destroy(context)
