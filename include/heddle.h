@@ -628,7 +628,8 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
  *
  * Threads: any thread may call, one at a time for one exchange; different exchanges are
  * independent. Calls of dispatch and combine allocate nothing, and make no system calls
- * but those of waiting. Not from the library's callbacks, and not in a forked child.
+ * but those of waiting (over fabric, libfabric makes its own). Not from the library's
+ * callbacks, and not in a forked child.
  *
  * Errors that every function may return, and that are not named again below:
  *   HDL_EINVAL    moe is not an exchange; a struct has a wrong size, or sets bytes that

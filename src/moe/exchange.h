@@ -234,6 +234,26 @@ static inline _Atomic uint64_t *moe_word(uint8_t *base, size_t offset)
     return (_Atomic uint64_t *)(void *)(base + offset);
 }
 
+/* Asks for cache lines of a small step ahead of their use: to read what a peer wrote, or
+ * to write what a peer has read. All at once takes little longer than one. */
+enum { MOE_AHEAD_BYTES = 8 << 10 };
+
+static inline void moe_fetch_ahead(const uint8_t *at, size_t bytes)
+{
+    for (size_t i = 0; bytes <= MOE_AHEAD_BYTES && i < bytes; i += MOE_LINE_BYTES)
+        __builtin_prefetch(at + i);
+}
+
+static inline void moe_own_ahead(uint8_t *at, size_t bytes)
+{
+    for (size_t i = 0; bytes <= MOE_AHEAD_BYTES && i < bytes; i += MOE_LINE_BYTES)
+#if defined(__x86_64__)
+        __asm__ volatile("prefetchw %0" : : "m"(at[i]));
+#else
+        __builtin_prefetch(at + i, 1);
+#endif
+}
+
 static inline bool moe_gone(const struct hdl_moe *m, uint32_t rank)
 {
     return m->peers->ops->presence(m->peers, rank) != MOE_PRESENT;
@@ -335,8 +355,12 @@ void moe_plan(struct hdl_moe *m, struct moe_lane *lane, struct hdl_moe_received 
 
 /* ----------------------------------------------------------------------- receive.c */
 
-/* Adds the time since `start` to the ranks in m->pending. */
-void moe_count_wait(struct hdl_moe *m, int64_t start);
+/* Adds the time since `start` (0: did not wait) to what was waited for a rank. */
+static inline void moe_count_wait(struct hdl_moe *m, uint32_t rank, int64_t start)
+{
+    if (start)
+        m->wait_ns[rank] += (uint64_t)(base_now_ns() - start);
+}
 
 enum hdl_status moe_dispatch_finish(struct hdl_moe *m, struct moe_lane *lane,
                                     struct hdl_moe_received *out, struct moe_call *call);

@@ -75,12 +75,17 @@ static void read_weights(struct hdl_moe *m, struct moe_lane *lane, uint32_t sour
 
 /* ------------------------------------------------------------------- contributions */
 
-/* Came a source without weights, which its combine gives? */
+/* Does it come without weights, which its combine gives? */
 static bool has_late_weights(const struct giving *g, uint32_t source)
 {
     const struct moe_source *s = &g->lane->source[source];
     return s->state == MOE_SOURCE_TAKEN && !s->weighted &&
            g->m->config.shape.order != MOE_RANK_MAJOR;
+}
+
+static bool has_no_late_weights(const struct giving *g, uint32_t source)
+{
+    return !has_late_weights(g, source);
 }
 
 /* What a source said with its late weights: the step's flag and a note; older, nothing.
@@ -89,6 +94,13 @@ static uint64_t said_with_weights(const struct giving *g, uint32_t source)
 {
     return atomic_load_explicit(&moe_line(g->m, g->lane->half, source)->weights,
                                 memory_order_acquire);
+}
+
+/* Has it said what it wants, if it is to, or is it gone? */
+static bool has_spoken(const struct giving *g, uint32_t source)
+{
+    return !has_late_weights(g, source) ||
+           said_with_weights(g, source) >= g->lane->flag || moe_gone(g->m, source);
 }
 
 /* Can a source do with one contribution for all its experts here? */
@@ -101,6 +113,16 @@ static bool takes_sum(const struct giving *g, uint32_t source)
                         moe_gone(g->m, source));
 }
 
+typedef bool (*source_test)(const struct giving *g, uint32_t source);
+
+static bool all_members(const struct giving *g, uint32_t group, source_test test)
+{
+    uint32_t dp = g->m->config.shape.dp, r = group * dp;
+    while (r < (group + 1) * dp && test(g, r))
+        r++;
+    return r == (group + 1) * dp;
+}
+
 /* One contribution for each expert? With late weights, if this rank does not wait for
  * them, or unless all who get it, the members of a DP group, can do with a sum: it cannot
  * be taken apart. */
@@ -109,10 +131,7 @@ static bool gives_exact(const struct giving *g, uint32_t group)
     const struct moe_config *c = &g->m->config;
     if (c->exact || !c->shape.late_weights || c->shape.order == MOE_RANK_MAJOR)
         return c->exact;
-    bool sum = true;
-    for (uint32_t r = group * c->shape.dp; r < (group + 1) * c->shape.dp; r++)
-        sum = sum && takes_sum(g, r);
-    return !sum;
+    return !all_members(g, group, takes_sum);
 }
 
 /* Puts the open run to the messaged members of the group. */
@@ -222,23 +241,9 @@ static void give_group(struct giving *g, uint32_t group)
 
 static bool needs_weights(const struct giving *g, uint32_t group)
 {
-    uint32_t dp = g->m->config.shape.dp;
-    bool late = false;
-    for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
-        late = late || has_late_weights(g, r);
-    return late && g->lane->source[g->lane->listen[group]].count > 0 && g->fused &&
-           !g->m->config.exact;
-}
-
-/* Have all of a group said what they want, but for those who are gone? */
-static bool weights_came(const struct giving *g, uint32_t group)
-{
-    uint32_t dp = g->m->config.shape.dp;
-    bool came = true;
-    for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
-        came = came && (!has_late_weights(g, r) ||
-                        said_with_weights(g, r) >= g->lane->flag || moe_gone(g->m, r));
-    return came;
+    return g->fused && !g->m->config.exact &&
+           g->lane->source[g->lane->listen[group]].count > 0 &&
+           !all_members(g, group, has_no_late_weights);
 }
 
 /* A group whose weights are waited for and are there. */
@@ -247,7 +252,7 @@ static bool some_weights_came(void *argument)
     struct giving *g = argument;
     struct hdl_moe *m = g->m;
     for (uint32_t i = 0; i < m->config.layout.sources; i++) {
-        if (m->pending[g->lane->listen[i]] && weights_came(g, i)) {
+        if (m->pending[g->lane->listen[i]] && all_members(g, i, has_spoken)) {
             g->ready = i;
             return true;
         }
@@ -293,7 +298,8 @@ static void give_all(struct giving *g, struct moe_call *call)
         if (!some_weights_came(g)) {
             int64_t start = base_now_ns();
             m->peers->ops->wait(m->peers, some_weights_came, g, call->deadline_ns);
-            moe_count_wait(m, start);
+            for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+                moe_count_wait(m, r, m->pending[r] ? start : 0);
         }
         if (g->ready == UINT32_MAX)
             break;

@@ -23,6 +23,23 @@ static void insert_entry(struct moe_lane *lane, uint32_t first,
                                            .weight = route->weight};
 }
 
+/* Of the first few rows: what will be read next, and where their sum will be written.
+ * With more rows one read hides the time of another. */
+enum { FEW = 4 };
+
+static void ask_ahead(const struct hdl_moe *m, const struct moe_lane *lane,
+                      uint32_t source, uint32_t token)
+{
+    const struct moe_layout *l = &m->config.layout;
+    const struct moe_shape *s = &m->config.shape;
+    size_t half = lane->half;
+    uint32_t owner = source / s->dp * s->dp;
+    moe_fetch_ahead(moe_base(m, source) + moe_slot(l, s, half, source, token),
+                    l->row_bytes);
+    moe_own_ahead(m->peers->own + moe_give(l, s, half, owner, token, 0), l->give_bytes);
+    moe_own_ahead(m->peers->own + moe_line_out(l, half, source), MOE_LINE_BYTES);
+}
+
 static void read_token(struct hdl_moe *m, struct moe_lane *lane, uint32_t source,
                        uint32_t token, const uint64_t *active)
 {
@@ -36,6 +53,8 @@ static void read_token(struct hdl_moe *m, struct moe_lane *lane, uint32_t source
     }
     if (lane->num_entries == first)
         return;
+    if (lane->num_items < FEW && moe_mapped(m, source) && source != self)
+        ask_ahead(m, lane, source, token);
     lane->items[lane->num_items++] = (struct moe_item){
         .token = token,
         .entry = first,

@@ -11,6 +11,7 @@ struct waiting {
     struct moe_lane *lane;
     uint32_t num_waiting;
     uint32_t ready; /* a source whose rows are there, or UINT32_MAX */
+    int64_t start;  /* of the wait for headers, 0 = none yet */
 };
 
 /* ------------------------------------------------------------------------- headers */
@@ -38,20 +39,13 @@ static bool headers_decided(void *argument)
     struct waiting *w = argument;
     struct hdl_moe *m = w->m;
     for (uint32_t r = 0; w->num_waiting > 0 && r < m->config.shape.ranks; r++) {
-        if (w->lane->source[r].state == MOE_SOURCE_WAITING &&
-            header_decided(m, w->lane, r))
-            w->num_waiting--;
+        if (w->lane->source[r].state != MOE_SOURCE_WAITING ||
+            !header_decided(m, w->lane, r))
+            continue;
+        moe_count_wait(m, r, w->start);
+        w->num_waiting--;
     }
     return w->num_waiting == 0 || m->peers->ops->check(m->peers) != HDL_OK;
-}
-
-void moe_count_wait(struct hdl_moe *m, int64_t start)
-{
-    uint64_t waited = (uint64_t)(base_now_ns() - start);
-    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (m->pending[r])
-            m->wait_ns[r] += waited;
-    }
 }
 
 static void wait_for_headers(struct hdl_moe *m, struct moe_lane *lane,
@@ -65,15 +59,14 @@ static void wait_for_headers(struct hdl_moe *m, struct moe_lane *lane,
         w.num_waiting += waits;
     }
     if (!headers_decided(&w)) {
-        int64_t start = base_now_ns();
-        for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-            m->pending[r] = lane->source[r].state == MOE_SOURCE_WAITING;
+        w.start = base_now_ns();
         m->peers->ops->wait(m->peers, headers_decided, &w, call->deadline_ns);
-        moe_count_wait(m, start);
     }
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (lane->source[r].state == MOE_SOURCE_WAITING)
+        if (lane->source[r].state == MOE_SOURCE_WAITING) {
             lane->source[r].state = MOE_SOURCE_LOST;
+            moe_count_wait(m, r, w.start);
+        }
         if (lane->source[r].state == MOE_SOURCE_LOST)
             moe_call_lose(m, call, r);
     }
@@ -309,7 +302,8 @@ static void take_rows(struct hdl_moe *m, struct moe_lane *lane,
         if (!some_rows_decided(&w)) {
             int64_t start = base_now_ns();
             m->peers->ops->wait(m->peers, some_rows_decided, &w, call->deadline_ns);
-            moe_count_wait(m, start);
+            for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+                moe_count_wait(m, r, m->pending[r] ? start : 0);
         }
         if (w.ready == UINT32_MAX)
             break; /* deadline, or the group is over */

@@ -32,12 +32,14 @@ struct rows_table {
 #define ROWS_TARGET
 #define ROWS_F16 0
 #define ROWS_STREAM 0
+#define ROWS_WIDTH 0
 #include "moe/rows_body.h"
 #undef ROWS
 #undef ROWS_NAME
 #undef ROWS_TARGET
 #undef ROWS_F16
 #undef ROWS_STREAM
+#undef ROWS_WIDTH
 
 #if defined(__x86_64__)
 #define ROWS_F16 1
@@ -45,14 +47,22 @@ struct rows_table {
 
 #define ROWS(name) rows_avx2_##name
 #define ROWS_NAME "avx2"
+#define ROWS_WIDTH 8
 #define ROWS_TARGET __attribute__((target("avx2,fma,f16c")))
 #include "moe/rows_body.h"
 #undef ROWS
 #undef ROWS_NAME
 #undef ROWS_TARGET
+#undef ROWS_WIDTH
+
+/* The odd ones of 64 halves in two vectors. */
+static const uint16_t rows_high_halves[32] __attribute__((aligned(64))) = {
+    1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+    33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
 
 #define ROWS(name) rows_avx512_##name
 #define ROWS_NAME "avx512"
+#define ROWS_WIDTH 16
 #if defined(__clang__)
 #define ROWS_TARGET                                                                      \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
@@ -65,6 +75,7 @@ struct rows_table {
 #undef ROWS
 #undef ROWS_NAME
 #undef ROWS_TARGET
+#undef ROWS_WIDTH
 #endif
 
 /* Best first. */

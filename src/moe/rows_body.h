@@ -103,6 +103,119 @@ ROWS_TARGET static void ROWS(quantise)(enum hdl_moe_format format, enum hdl_dtyp
     }
 }
 
+#if ROWS_WIDTH == 16
+typedef __m512 ROWS(vector);
+
+ROWS_TARGET static inline __m512 ROWS(widen)(const uint8_t *src)
+{
+    __m256i half = _mm256_loadu_si256((const void *)src);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* The high half of each element is its bf16. */
+ROWS_TARGET static inline __m512i ROWS(round)(__m512 x)
+{
+    __m512i bits = _mm512_castps_si512(x);
+    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    __m512i sum = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    sum = _mm512_mask_add_epi32(sum, odd, sum, _mm512_set1_epi32(1));
+    return _mm512_mask_or_epi32(sum, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+ROWS_TARGET static inline void ROWS(narrow)(uint8_t *dst, __m512 a, __m512 b, bool stream)
+{
+    __m512i high = _mm512_load_si512((const void *)rows_high_halves);
+    __m512i all = _mm512_permutex2var_epi16(ROWS(round)(a), high, ROWS(round)(b));
+    if (stream)
+        _mm512_stream_si512((void *)dst, all);
+    else
+        _mm512_storeu_si512((void *)dst, all);
+}
+
+#define ROWS_ZERO _mm512_setzero_ps()
+#define ROWS_ALL(weight) _mm512_set1_ps(weight)
+#define ROWS_FMA _mm512_fmadd_ps
+#define ROWS_ADD _mm512_add_ps
+#elif ROWS_WIDTH == 8
+typedef __m256 ROWS(vector);
+
+ROWS_TARGET static inline __m256 ROWS(widen)(const uint8_t *src)
+{
+    __m128i half = _mm_loadu_si128((const void *)src);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+
+ROWS_TARGET static inline __m256i ROWS(round)(__m256 x)
+{
+    __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)),
+                              nan);
+}
+
+ROWS_TARGET static inline void ROWS(narrow)(uint8_t *dst, __m256 a, __m256 b, bool stream)
+{
+    __m256i mixed = _mm256_packus_epi32(ROWS(round)(a), ROWS(round)(b));
+    __m256i all = _mm256_permute4x64_epi64(mixed, 0xd8);
+    if (stream)
+        _mm256_stream_si256((void *)dst, all);
+    else
+        _mm256_storeu_si256((void *)dst, all);
+}
+
+#define ROWS_ZERO _mm256_setzero_ps()
+#define ROWS_ALL(weight) _mm256_set1_ps(weight)
+#define ROWS_FMA _mm256_fmadd_ps
+#define ROWS_ADD _mm256_add_ps
+#endif
+
+/* Sums of bf16, the common case, in one pass and in registers; returns how many elements
+ * it made. */
+ROWS_TARGET static size_t ROWS(sum)(uint8_t *dst, const struct moe_take *t, size_t count,
+                                    bool stream)
+{
+    size_t i = 0;
+#if ROWS_WIDTH
+    const uint8_t *also[3];
+    size_t num_also = 0;
+    for (int b = 0; b < 2; b++) {
+        if (t->bias[b])
+            also[num_also++] = t->bias[b];
+    }
+    if (t->accumulate)
+        also[num_also++] = dst;
+    stream = stream && ((uintptr_t)dst & (4 * ROWS_WIDTH - 1)) == 0;
+    for (; i + 2 * ROWS_WIDTH <= count; i += 2 * ROWS_WIDTH) {
+        ROWS(vector) a = ROWS_ZERO, b = a;
+        for (size_t p = 0; p < t->n; p++) {
+            const uint8_t *row = (const uint8_t *)t->parts[p] + 2 * i;
+            ROWS(vector) x = ROWS(widen)(row), y = ROWS(widen)(row + 2 * ROWS_WIDTH);
+            if (t->weights) {
+                a = ROWS_FMA(ROWS_ALL(t->weights[p]), x, a);
+                b = ROWS_FMA(ROWS_ALL(t->weights[p]), y, b);
+            } else {
+                a = ROWS_ADD(a, x);
+                b = ROWS_ADD(b, y);
+            }
+        }
+        for (size_t p = 0; p < num_also; p++) {
+            a = ROWS_ADD(a, ROWS(widen)(also[p] + 2 * i));
+            b = ROWS_ADD(b, ROWS(widen)(also[p] + 2 * i + 2 * ROWS_WIDTH));
+        }
+        ROWS(narrow)(dst + 2 * i, a, b, stream);
+    }
+#undef ROWS_ZERO
+#undef ROWS_ALL
+#undef ROWS_FMA
+#undef ROWS_ADD
+#endif
+    return i;
+}
+
 /* acc += weight * row, or acc += row with weight NULL; `first`: acc counts as +0. (Asked
  * in the loop, because a memset of this length is slower than the whole loop.) */
 ROWS_TARGET static void ROWS(add)(float *restrict acc, enum hdl_dtype dtype,
@@ -158,7 +271,11 @@ ROWS_TARGET static void ROWS(give)(const struct moe_wire *w, void *dst,
 {
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
     float acc[ROWS_BLOCK] __attribute__((aligned(64)));
-    for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
+    size_t at = 0;
+    if (w->dtype == HDL_BF16 && w->kind == HDL_MOE_WIRE_ROW && weights)
+        at = ROWS(sum)(dst, &(struct moe_take){.parts = srcs, .weights = weights, .n = n},
+                       w->hidden, stream);
+    for (; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
         if (weights) {
             for (size_t i = 0; i < n; i++)
@@ -206,7 +323,10 @@ ROWS_TARGET static void ROWS(take)(const struct moe_wire *w, void *dst,
     size_t width = w->dtype == HDL_F32 ? 4 : 2;
     float acc[ROWS_BLOCK] __attribute__((aligned(64)));
     float x[ROWS_BLOCK];
-    for (size_t at = 0; at < w->hidden; at += ROWS_BLOCK) {
+    size_t at = 0;
+    if (w->dtype == HDL_BF16 && w->kind == HDL_MOE_WIRE_ROW)
+        at = ROWS(sum)(dst, t, w->hidden, stream);
+    for (; at < w->hidden; at += ROWS_BLOCK) {
         size_t m = w->hidden - at < ROWS_BLOCK ? w->hidden - at : ROWS_BLOCK;
         if (t->n == 0)
             memset(acc, 0, sizeof(acc));

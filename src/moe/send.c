@@ -83,15 +83,27 @@ static bool puts_left(void *argument)
     return true;
 }
 
+static void own_half(const struct hdl_moe *m, const struct moe_lane *lane, int64_t tokens)
+{
+    const struct moe_layout *l = &m->config.layout;
+    uint32_t self = m->peers->self;
+    size_t n = tokens > 0 && tokens <= MOE_LINE_BYTES ? (size_t)tokens : 0;
+    moe_own_ahead(m->peers->own + moe_header(l, lane->half, self),
+                  l->header_fixed + n * l->token_stride);
+    moe_own_ahead(m->peers->own + moe_slot(l, &m->config.shape, lane->half, self, 0),
+                  n * l->row_stride);
+}
+
 /* Makes the half of the lane's next step writable. */
 static void take_half(struct hdl_moe *m, struct moe_lane *lane,
-                      const struct moe_call *call, bool fused)
+                      const struct moe_call *call, bool fused, int64_t tokens)
 {
     struct sign_wait w = {m, lane, lane->half, lane->flag};
     bool fresh = lane->step + 1 < lane->first_step + 2;
     lane->step++;
     lane->flag = moe_flag(m->generation, lane->step);
     lane->half = moe_half(&m->config.layout, lane->number, lane->step);
+    own_half(m, lane, tokens);
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         lane->free[r] = fresh || lane->seen[r] || r == m->peers->self;
         lane->seen[r] = 0;
@@ -103,7 +115,7 @@ static void take_half(struct hdl_moe *m, struct moe_lane *lane,
         m->peers->ops->wait(m->peers, puts_left, &w, BASE_FOREVER);
     struct moe_header_line *line = moe_line(m, lane->half, m->peers->self);
     atomic_store_explicit(&line->begun, lane->flag, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
+    atomic_thread_fence(memory_order_release); /* before any byte of the step */
 }
 
 /* -------------------------------------------------------------------------- header */
@@ -385,7 +397,7 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
                          lane->step, lane->number, m->config.shape.lanes);
     m->next++;
     m->turn++;
-    take_half(m, lane, call, fused);
+    take_half(m, lane, call, fused, tokens->num_tokens);
     line = moe_line(m, lane->half, m->peers->self);
     enum moe_refusal refusal = write_header(m, lane, tokens, self_masked);
     lane->in_place = fused && !m->config.quantise;

@@ -12,6 +12,7 @@ struct taking {
     const struct hdl_moe_result *result;
     uint32_t token; /* wait_for_rows: the first one that may lack a row */
     uint32_t blocked_by;
+    int64_t start; /* of the wait for lines, 0 = none yet */
 };
 
 /* m->pending: what is known of a rank's contributions. */
@@ -58,6 +59,18 @@ static bool for_same_routes(const struct taking *t, const uint8_t *line)
            t->lane->source[from].state == MOE_SOURCE_TAKEN;
 }
 
+static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t rank,
+                              uint32_t number)
+{
+    const struct moe_config *c = &t->m->config;
+    uint32_t owner = t->m->peers->self / c->shape.dp * c->shape.dp;
+    if (moe_mapped(t->m, rank))
+        return moe_base(t->m, rank) +
+               moe_give(&c->layout, &c->shape, t->lane->half, owner, token, number);
+    return t->m->peers->own +
+           moe_take_from(&c->layout, &c->shape, t->lane->half, rank, token, number);
+}
+
 /* Looks at a contributor's line; false while it says nothing of this step. */
 static bool line_decided(const struct taking *t, uint32_t rank)
 {
@@ -77,6 +90,8 @@ static bool line_decided(const struct taking *t, uint32_t rank)
     m->pending[rank] = there ? TAKE_THERE : TAKE_MISSING;
     m->stale_drops += flag > t->lane->flag;
     m->needs[rank] = (uint32_t)note; /* the form it came in */
+    if (there && moe_mapped(m, rank))
+        moe_fetch_ahead(part_at(t, 0, rank, 0), t->lane->tokens * l->give_stride);
     return true;
 }
 
@@ -86,7 +101,11 @@ static bool lines_decided(void *argument)
     struct hdl_moe *m = t->m;
     bool all = true;
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (m->pending[r] == TAKE_WAITING && !line_decided(t, r))
+        if (m->pending[r] != TAKE_WAITING)
+            continue;
+        if (line_decided(t, r))
+            moe_count_wait(m, r, t->start);
+        else
             all = false;
     }
     return all || m->peers->ops->check(m->peers) != HDL_OK;
@@ -104,15 +123,12 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
         }
     }
     if (!lines_decided(t)) {
-        int64_t start = base_now_ns();
-        for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-            m->runs[r].rows = m->pending[r] == TAKE_WAITING;
+        t->start = base_now_ns();
         m->peers->ops->wait(m->peers, lines_decided, t, call->deadline_ns);
-        uint64_t waited = (uint64_t)(base_now_ns() - start);
-        for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-            m->wait_ns[r] += m->runs[r].rows ? waited : 0;
     }
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] == TAKE_WAITING)
+            moe_count_wait(m, r, t->start);
         bool gone =
             m->pending[r] == TAKE_MISSING && moe_bit(m->mask, r) && moe_gone(m, r);
         if (m->pending[r] != TAKE_WAITING && !gone)
@@ -228,18 +244,6 @@ static void count_received(struct hdl_moe *m, uint32_t rank, uint32_t rows)
 {
     if (rank != m->peers->self)
         m->bytes_received[rank] += rows * m->config.layout.give_bytes;
-}
-
-static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t rank,
-                              uint32_t number)
-{
-    const struct moe_config *c = &t->m->config;
-    uint32_t owner = t->m->peers->self / c->shape.dp * c->shape.dp;
-    if (moe_mapped(t->m, rank))
-        return moe_base(t->m, rank) +
-               moe_give(&c->layout, &c->shape, t->lane->half, owner, token, number);
-    return t->m->peers->own +
-           moe_take_from(&c->layout, &c->shape, t->lane->half, rank, token, number);
 }
 
 /* The sum that a rank did not make because its combine did not wait for the weights: what

@@ -507,6 +507,18 @@ static void disagree(void)
     CHECK_OK(hdl_moe_create(self.group, &a, &moe)); /* and the next one works */
 }
 
+/* The second that was waited for rank 3, and little for the others. */
+static void check_waits(void)
+{
+    uint64_t waited[4];
+    struct hdl_moe_state state = {.size = sizeof(state), .wait_ns = waited};
+    CHECK_OK(hdl_moe_status(moe, &state));
+    for (int r = 0; r < 4; r++)
+        CHECK(r == 3 ? waited[r] > 950000000 : waited[r] < 700000000u * RANK_SLOW,
+              "waited %.3f s for rank %d", (double)waited[r] / 1e9, r);
+    CHECK(waited[self.rank] == 0, "waited for itself");
+}
+
 /* Rank 3 is late: the others go on without it, and take it back in the next step. */
 static void late(void)
 {
@@ -527,6 +539,7 @@ static void late(void)
         CHECK(took > 0.95 && took < 2 * RANK_SLOW, "took %g s", took);
         for (int r = 0; r < 4; r++)
             CHECK(active[r] == (r != 3), "mask of rank %d is %d", r, active[r]);
+        check_waits();
     }
     combine(&handle, 8, self.rank == 1 ? HDL_OK : HDL_INCOMPLETE);
     static const float values[4][5] = {{3, 8, 4.5f, 8, 15}, {0}, {49.5f, 68, 105}, {196}};
@@ -618,6 +631,20 @@ static void widowed(void)
         CHECK(lost[t] == (t == 2), "token %d lost: %d", t, lost[t]);
 }
 
+/* The ways to peers are an option of the group that an exchange is made on. */
+static void transport(void)
+{
+    const struct hdl_context_opts ways = {
+        .size = sizeof(ways), .transport = rank_env("RANK") == 1 ? "shm" : "auto"};
+    const struct hdl_group_opts opts = {.size = sizeof(opts)};
+    CHECK_OK(hdl_context_create(&ways, &self.context));
+    CHECK_STATUS(hdl_group_create(self.context, &opts, &self.group), HDL_ECONFIG);
+    rank_check_text(hdl_error_detail(), "transport", "shm", "auto", NULL);
+    CHECK(strstr(hdl_error_detail(), "rank 0") && strstr(hdl_error_detail(), "rank 1"),
+          "%s", hdl_error_detail());
+    hdl_context_destroy(self.context);
+}
+
 /* ---------------------------------------------------------------------------- main */
 
 static const struct {
@@ -634,6 +661,10 @@ int main(int argc, char **argv)
 {
     if (argc > 2)
         soak_steps = atoi(argv[2]);
+    if (argc > 1 && strcmp(argv[1], "transport") == 0) {
+        transport();
+        return 0;
+    }
     rank_join(&self);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         if (argc > 1 && strcmp(argv[1], cases[i].name) == 0)

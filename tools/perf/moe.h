@@ -43,8 +43,10 @@ enum hdl_status moe_bench_dispatch(struct moe_bench *b);
 enum hdl_status moe_bench_combine(struct moe_bench *b);
 /* Wrong rows of what the last dispatch brought, and wrong results of the last combine. */
 int64_t moe_bench_check_rows(const struct moe_bench *b);
-int64_t moe_bench_check_results(const struct moe_bench *b);
-/* Expert e gives the constant of moe_bench_constant(e) in all elements. */
+int64_t moe_bench_check_results(const struct moe_bench *b, bool weighted);
+/* Each expert gives its own constant in all elements: a row of a local expert's output,
+ * or all rows. */
+void moe_bench_output(const struct moe_bench *b, int64_t expert, unsigned char *row);
 void moe_bench_fill_outputs(struct moe_bench *b);
 
 /* ------------------------------------------------------------------- the usual way */
@@ -53,17 +55,20 @@ void moe_bench_fill_outputs(struct moe_bench *b);
 struct moe_usual {
     bool dense; /* every expert's share padded to all tokens; else counts and all_to_all_v
                  */
+    size_t out_bytes;              /* of a row of dispatch on the way */
+    unsigned char *packed;         /* such a row */
     unsigned char *send, *receive; /* rows on the way, and as they come */
     unsigned char *sorted;         /* by expert */
     int64_t *order;                /* [T * k] place of each entry in send */
     int64_t *counts, *their;       /* [E] rows for each expert; [R][L] from each rank */
     size_t *send_counts, *send_displs, *receive_counts, *receive_displs;
-    int64_t received;
 };
 
 bool moe_usual_open(struct moe_usual *u, const struct moe_bench *b, bool dense);
 void moe_usual_close(struct moe_usual *u);
 enum hdl_status moe_usual_dispatch(struct moe_usual *u, struct moe_bench *b);
+/* What the experts give, for a combine that is checked. */
+void moe_usual_fill(struct moe_usual *u, const struct moe_bench *b);
 enum hdl_status moe_usual_combine(struct moe_usual *u, struct moe_bench *b);
 
 #endif

@@ -225,13 +225,17 @@ static int64_t first_row(const struct moe_bench *b, int64_t e)
 }
 
 /* A row of one value. */
-static void fill_row(struct moe_bench *b, size_t row, float value)
+static void fill_row(const struct moe_bench *b, unsigned char *to, float value)
 {
-    unsigned char *to = b->outputs + row * b->row_bytes;
     size_t width = b->row_bytes / (size_t)b->hidden;
     put(b, to, 0, value);
     for (size_t done = width; done < b->row_bytes; done *= 2)
         memcpy(to + done, to, done < b->row_bytes - done ? done : b->row_bytes - done);
+}
+
+void moe_bench_output(const struct moe_bench *b, int64_t expert, unsigned char *row)
+{
+    fill_row(b, row, constant_of(b->rank * b->local + expert));
 }
 
 void moe_bench_fill_outputs(struct moe_bench *b)
@@ -244,14 +248,14 @@ void moe_bench_fill_outputs(struct moe_bench *b)
                 int32_t id = b->received.local_ids[i * b->topk + j];
                 sum += id < 0 ? 0 : constant_of(b->rank * b->local + id);
             }
-            fill_row(b, (size_t)i, sum);
+            fill_row(b, b->outputs + (size_t)i * b->row_bytes, sum);
         }
         return;
     }
     for (int64_t e = 0; e < b->local; e++)
         for (int64_t i = 0; i < b->received.counts[e]; i++)
-            fill_row(b, (size_t)(first_row(b, e) + i),
-                     constant_of(b->rank * b->local + e));
+            moe_bench_output(b, e,
+                             b->outputs + (size_t)(first_row(b, e) + i) * b->row_bytes);
 }
 
 /* The first and last element of a received row, at its source. */
@@ -293,14 +297,13 @@ int64_t moe_bench_check_rows(const struct moe_bench *b)
     return wrong;
 }
 
-int64_t moe_bench_check_results(const struct moe_bench *b)
+int64_t moe_bench_check_results(const struct moe_bench *b, bool weighted)
 {
     int64_t wrong = 0;
     for (int64_t t = 0; t < b->tokens; t++) {
         float sum = 0;
         for (int64_t j = 0; j < b->topk; j++) {
-            float weight =
-                b->layout == HDL_MOE_RANK_MAJOR ? 1.0f : b->weights[t * b->topk + j];
+            float weight = weighted ? b->weights[t * b->topk + j] : 1.0f;
             sum += weight * constant_of(b->ids[t * b->topk + j]);
         }
         float first = get(b, b->results, (size_t)(t * b->hidden));

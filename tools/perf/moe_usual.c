@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "moe/rows.h"
 
 static void *memory(size_t bytes)
 {
@@ -22,7 +23,10 @@ bool moe_usual_open(struct moe_usual *u, const struct moe_bench *b, bool dense)
     size_t dense_rows = (size_t)(b->experts * b->tokens);
     size_t worst = (size_t)(b->tokens * b->ranks) *
                    (size_t)(b->topk < b->local ? b->topk : b->local);
-    *u = (struct moe_usual){.dense = dense};
+    *u = (struct moe_usual){.dense = dense, .out_bytes = b->row_bytes};
+    if (b->format != HDL_MOE_PLAIN) /* a row and its scales travel together */
+        u->out_bytes = b->sizes.row_bytes + b->sizes.scale_bytes;
+    u->packed = memory(u->out_bytes);
     u->send = memory((dense ? dense_rows : entries) * b->row_bytes);
     u->receive = memory((dense ? dense_rows : worst) * b->row_bytes);
     u->sorted = memory((dense ? 0 : worst) * b->row_bytes);
@@ -33,17 +37,30 @@ bool moe_usual_open(struct moe_usual *u, const struct moe_bench *b, bool dense)
     u->send_displs = memory(ranks * sizeof(size_t));
     u->receive_counts = memory(ranks * sizeof(size_t));
     u->receive_displs = memory(ranks * sizeof(size_t));
-    return u->send && u->receive && u->sorted && u->order && u->counts && u->their &&
-           u->send_counts && u->send_displs && u->receive_counts && u->receive_displs;
+    return u->packed && u->send && u->receive && u->sorted && u->order && u->counts &&
+           u->their && u->send_counts && u->send_displs && u->receive_counts &&
+           u->receive_displs;
 }
 
 void moe_usual_close(struct moe_usual *u)
 {
-    void *all[] = {u->send,           u->receive,       u->sorted,      u->order,
-                   u->counts,         u->their,         u->send_counts, u->send_displs,
-                   u->receive_counts, u->receive_displs};
+    void *all[] = {u->packed,      u->send,           u->receive,       u->sorted,
+                   u->order,       u->counts,         u->their,         u->send_counts,
+                   u->send_displs, u->receive_counts, u->receive_displs};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         free(all[i]);
+}
+
+/* A row as it travels. */
+static const unsigned char *out_row(const struct moe_usual *u, const struct moe_bench *b,
+                                    int64_t token)
+{
+    const unsigned char *row = b->rows + (size_t)token * b->row_bytes;
+    if (b->format == HDL_MOE_PLAIN)
+        return row;
+    moe_rows_quantise(b->format, b->dtype, row, (uint32_t)b->hidden, u->packed,
+                      u->packed + b->sizes.row_bytes);
+    return u->packed;
 }
 
 /* Places of the entries sorted by expert (dense: in its block), and the rows copied
@@ -58,15 +75,17 @@ static void permute(struct moe_usual *u, const struct moe_bench *b)
         begin[e] = u->dense ? e * b->tokens : at;
         at += u->counts[e];
     }
-    for (int64_t i = 0; i < b->tokens * b->topk; i++) {
-        u->order[i] = begin[b->ids[i]]++;
-        memcpy(u->send + (size_t)u->order[i] * b->row_bytes,
-               b->rows + (size_t)(i / b->topk) * b->row_bytes, b->row_bytes);
+    for (int64_t t = 0; t < b->tokens; t++) {
+        const unsigned char *row = out_row(u, b, t);
+        for (int64_t i = t * b->topk; i < (t + 1) * b->topk; i++) {
+            u->order[i] = begin[b->ids[i]]++;
+            memcpy(u->send + (size_t)u->order[i] * u->out_bytes, row, u->out_bytes);
+        }
     }
 }
 
-/* Bytes that go to and come from each rank. */
-static void count_bytes(struct moe_usual *u, const struct moe_bench *b)
+/* Bytes that go to and come from each rank, with rows of that many. */
+static void count_bytes(struct moe_usual *u, const struct moe_bench *b, size_t bytes)
 {
     size_t out = 0, in = 0;
     for (int r = 0; r < b->ranks; r++) {
@@ -74,25 +93,25 @@ static void count_bytes(struct moe_usual *u, const struct moe_bench *b)
         u->receive_displs[r] = in;
         u->send_counts[r] = u->receive_counts[r] = 0;
         for (int64_t e = 0; e < b->local; e++) {
-            u->send_counts[r] += (size_t)u->counts[r * b->local + e] * b->row_bytes;
-            u->receive_counts[r] += (size_t)u->their[r * b->local + e] * b->row_bytes;
+            u->send_counts[r] += (size_t)u->counts[r * b->local + e] * bytes;
+            u->receive_counts[r] += (size_t)u->their[r * b->local + e] * bytes;
         }
         out += u->send_counts[r];
         in += u->receive_counts[r];
     }
-    u->received = (int64_t)(in / b->row_bytes);
 }
 
 /* From source order into expert order, or back. */
-static void regroup(struct moe_usual *u, const struct moe_bench *b, bool back)
+static void regroup(struct moe_usual *u, const struct moe_bench *b, size_t row_bytes,
+                    bool back)
 {
     unsigned char *sorted = u->sorted;
     for (int64_t e = 0; e < b->local; e++) {
         for (int r = 0; r < b->ranks; r++) {
             size_t at = u->receive_displs[r];
             for (int64_t before = 0; before < e; before++)
-                at += (size_t)u->their[r * b->local + before] * b->row_bytes;
-            size_t bytes = (size_t)u->their[r * b->local + e] * b->row_bytes;
+                at += (size_t)u->their[r * b->local + before] * row_bytes;
+            size_t bytes = (size_t)u->their[r * b->local + e] * row_bytes;
             if (back)
                 memcpy(u->receive + at, sorted, bytes);
             else
@@ -107,17 +126,17 @@ enum hdl_status moe_usual_dispatch(struct moe_usual *u, struct moe_bench *b)
     permute(u, b);
     if (u->dense)
         return hdl_alltoall(b->group, u->send, u->receive,
-                            (size_t)(b->local * b->tokens) * b->row_bytes, HDL_U8, NULL,
+                            (size_t)(b->local * b->tokens) * u->out_bytes, HDL_U8, NULL,
                             NULL);
     enum hdl_status status = hdl_alltoall(b->group, u->counts, u->their, (size_t)b->local,
                                           HDL_I64, NULL, NULL);
     if (status != HDL_OK)
         return status;
-    count_bytes(u, b);
+    count_bytes(u, b, u->out_bytes);
     status = hdl_alltoallv(b->group, u->send, u->send_counts, u->send_displs, u->receive,
                            u->receive_counts, u->receive_displs, HDL_U8, NULL, NULL);
     if (status == HDL_OK)
-        regroup(u, b, false);
+        regroup(u, b, u->out_bytes, false);
     return status;
 }
 
@@ -153,6 +172,18 @@ static void sum_rows(const struct moe_usual *u, struct moe_bench *b)
     }
 }
 
+void moe_usual_fill(struct moe_usual *u, const struct moe_bench *b)
+{
+    unsigned char *row = u->dense ? u->receive : u->sorted;
+    for (int r = 0; u->dense && r < b->ranks; r++)
+        for (int64_t i = 0; i < b->local * b->tokens; i++, row += b->row_bytes)
+            moe_bench_output(b, i / b->tokens, row);
+    for (int64_t e = 0; !u->dense && e < b->local; e++)
+        for (int r = 0; r < b->ranks; r++)
+            for (int64_t i = 0; i < u->their[r * b->local + e]; i++, row += b->row_bytes)
+                moe_bench_output(b, e, row);
+}
+
 enum hdl_status moe_usual_combine(struct moe_usual *u, struct moe_bench *b)
 {
     enum hdl_status status;
@@ -161,7 +192,8 @@ enum hdl_status moe_usual_combine(struct moe_usual *u, struct moe_bench *b)
                               (size_t)(b->local * b->tokens) * b->row_bytes, HDL_U8, NULL,
                               NULL);
     } else {
-        regroup(u, b, true);
+        count_bytes(u, b, b->row_bytes);
+        regroup(u, b, b->row_bytes, true);
         status =
             hdl_alltoallv(b->group, u->receive, u->receive_counts, u->receive_displs,
                           u->send, u->send_counts, u->send_displs, HDL_U8, NULL, NULL);

@@ -135,50 +135,11 @@ static void test_names(void **state)
     trial_free(&t);
 }
 
-/* A fixed shape, other things drawn. */
-static void run_shape(uint32_t ranks, int experts, int k, int hidden,
-                      enum hdl_dtype dtype, enum hdl_moe_format format)
-{
-    uint64_t seed = ranks * 1000003u + (uint64_t)(experts * 1009 + k * 17 + hidden);
-    memset(&t, 0, sizeof(t));
-    t.seed = seed;
-    t.ranks = ranks;
-    t.kind = (enum crowd_kind)(seed % 3);
-    t.opts = (struct hdl_moe_opts){.size = sizeof(t.opts),
-                                   .num_experts = experts,
-                                   .top_k = k,
-                                   .hidden = hidden,
-                                   .max_tokens = 3,
-                                   .dtype = dtype,
-                                   .format = format,
-                                   .layout = (enum hdl_moe_layout)(seed % 4)};
-    assert_true(trial_draw_steps(&t));
-    run_trial(seed);
-}
-
 static void test_sizes(void **state)
 {
-    static const uint32_t ranks[] = {1, 2, 3, 5, 6, 7, 8, 17, 18};
-    static const int ks[] = {1, 2, 8, 9, 16, 32, 33, 64}, times[] = {1, 2, 7};
-    for (size_t r = 0; r < 9; r++)
-        for (size_t m = 0; m < 3; m++)
-            for (size_t i = 0; i < 8; i++) {
-                int experts = (int)ranks[r] * times[m];
-                if (ks[i] <= experts && (ranks[r] < 9 || i % 3 == 0))
-                    run_shape(ranks[r], experts, ks[i], 8, HDL_BF16, HDL_MOE_PLAIN);
-            }
-}
-
-static void test_hidden(void **state)
-{
-    static const int hidden[] = {1,   7,   16,  100,  127,  128,
-                                 129, 130, 256, 1000, 2880, 7168};
-    for (size_t i = 0; i < 12; i++) {
-        run_shape(2, 4, 2, hidden[i], HDL_BF16, HDL_MOE_PLAIN);
-        run_shape(2, 4, 2, hidden[i], HDL_F32, HDL_MOE_PLAIN);
-        run_shape(2, 4, 2, hidden[i], HDL_BF16, HDL_MOE_FP8);
-        run_shape(2, 4, 2, hidden[i], HDL_F32, HDL_MOE_FP8_UE8M0);
-    }
+    for (size_t r = 0; r < TRIAL_NUM_RANKS; r++)
+        for (int i = 0; trial_draw_shape(&t, trial_ranks[r], i); i++)
+            run_trial((uint64_t)i);
 }
 
 int main(void)
@@ -186,7 +147,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_hidden),
         cmocka_unit_test(test_against_oracle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

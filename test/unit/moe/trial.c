@@ -325,6 +325,51 @@ bool trial_draw(struct trial *t, uint64_t seed)
     return trial_draw_for(t, seed, 0);
 }
 
+const uint32_t trial_ranks[TRIAL_NUM_RANKS] = {1, 2, 3, 5, 6, 7, 8, 17, 18};
+
+enum { NUM_TOP_K = 8, NUM_HIDDEN = 12, NUM_SIZES = 3 * NUM_TOP_K, NUM_TYPES = 4 };
+
+/* Number `n` of all, also of those that do not go together: false. */
+static bool set_shape(struct hdl_moe_opts *o, uint32_t ranks, int n)
+{
+    static const int top_k[NUM_TOP_K] = {1, 2, 8, 9, 16, 32, 33, 64}, times[] = {1, 2, 7};
+    static const int hidden[NUM_HIDDEN] = {1,   7,   16,  100,  127,  128,
+                                           129, 130, 256, 1000, 2880, 7168};
+    static const enum hdl_moe_format format[NUM_TYPES] = {HDL_MOE_PLAIN, HDL_MOE_PLAIN,
+                                                          HDL_MOE_FP8, HDL_MOE_FP8_UE8M0};
+    bool sizes = n < NUM_SIZES;
+    int type = (n - NUM_SIZES) % NUM_TYPES;
+    *o = (struct hdl_moe_opts){.size = sizeof(*o),
+                               .num_experts =
+                                   (int)ranks * times[sizes ? n / NUM_TOP_K : 1],
+                               .top_k = top_k[sizes ? n % NUM_TOP_K : 1],
+                               .hidden = sizes ? 8 : hidden[(n - NUM_SIZES) / NUM_TYPES],
+                               .max_tokens = 3,
+                               .dtype = !sizes && type % 2 ? HDL_F32 : HDL_BF16,
+                               .format = sizes ? HDL_MOE_PLAIN : format[type]};
+    return sizes ? o->top_k <= o->num_experts && (ranks < 9 || n % NUM_TOP_K % 3 == 0)
+                 : ranks == 2;
+}
+
+bool trial_draw_shape(struct trial *t, uint32_t ranks, int i)
+{
+    struct hdl_moe_opts opts;
+    int n = 0;
+    for (; n < NUM_SIZES + NUM_HIDDEN * NUM_TYPES; n++) {
+        if (set_shape(&opts, ranks, n) && i-- == 0)
+            break;
+    }
+    if (i >= 0)
+        return false;
+    memset(t, 0, sizeof(*t));
+    t->seed = ranks * 1000u + (uint64_t)n;
+    t->ranks = ranks;
+    t->kind = (enum crowd_kind)(n % 3);
+    t->opts = opts;
+    t->opts.layout = (enum hdl_moe_layout)(n / 2 % 4);
+    return trial_draw_steps(t);
+}
+
 /* -------------------------------------------------------------------------- running */
 
 struct outputs {

@@ -46,6 +46,11 @@ bool trial_draw(struct trial *t, uint64_t seed);
 bool trial_draw_for(struct trial *t, uint64_t seed, uint32_t ranks);
 /* Inputs of all steps for options, ranks and kind that are set. */
 bool trial_draw_steps(struct trial *t);
+/* Number `i` of the sizes that are tried among so many ranks (trial_ranks): experts, k,
+ * and among two every hidden size and type. False: no more. */
+enum { TRIAL_NUM_RANKS = 9 };
+extern const uint32_t trial_ranks[TRIAL_NUM_RANKS];
+bool trial_draw_shape(struct trial *t, uint32_t ranks, int i);
 void trial_free(struct trial *t);
 
 /* All steps on a rank; differences are printed and counted in t->failures. */
