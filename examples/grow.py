@@ -30,7 +30,14 @@ def join(world: heddle.Group) -> tuple[heddle.Group, np.ndarray]:
     time.sleep(0.2)
     group = heddle.Group(world.context, "training", world.rank, FOUNDERS, capacity=CAPACITY, join=True)
     group.join()
-    return group, group.broadcast(np.zeros(8), root=0)
+    return group, np.zeros(8)
+
+
+def welcome(group: heddle.Group, model: np.ndarray) -> bool:
+    """The first operation with new members. Whether all are there is asked before it: behind it, who is done may leave."""
+    full = len(group.view().active) == CAPACITY
+    group.broadcast(model, root=0)
+    return full
 
 
 def newcomers(group: heddle.Group) -> list[int]:
@@ -44,18 +51,20 @@ def newcomers(group: heddle.Group) -> list[int]:
 def main() -> None:
     with heddle.init() as world:
         assert world.size == CAPACITY, "start 4 ranks"
-        group, model = found(world) if world.rank < FOUNDERS else join(world)
+        founder = world.rank < FOUNDERS
+        group, model = found(world) if founder else join(world)
+        full = False if founder else welcome(group, model)
         step = int(model[0])
-        while step < STEPS or len(group.view().active) < CAPACITY:
+        while step < STEPS or not full:
             step_of(group, model, step)
             step += 1
             if new := newcomers(group):
                 group.admit(new)
-                group.broadcast(model, root=0)
+                full = welcome(group, model)
                 print(f"rank {world.rank}: {new} came in at step {step}")
             time.sleep(0.005)
         assert np.allclose(model[1:], step), model
-        print(f"rank {world.rank}: {step} steps, {len(group.view().active)} ranks at the end")
+        print(f"rank {world.rank}: {step} steps, all {CAPACITY} ranks were there")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ SAYS = {
     "train_fsdp": "loss",
     "layouts": "all right",
     "numpy_allreduce": "rank 3 of 4: the sum is 10",
-    "grow": "4 ranks at the end",
+    "grow": "all 4 ranks were there",
     "moe_overlap": "rank 3 of 4: 5 steps are right",
 }
 RANKS = {"train_ddp": 3, "train_fsdp": 2, "layouts": 2}
