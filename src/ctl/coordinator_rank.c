@@ -335,17 +335,27 @@ static bool is_in_running_group(const struct coord_rank *rank)
     return false;
 }
 
-/* A rank of the coordinator before. A process that took its place meanwhile, because it
- * was here first, gives way: it would have been refused. */
+/* Does the holder give way to a process of the coordinator before? One that took the rank
+ * meanwhile would have been refused; one that was registered earlier had ended, or this
+ * one had not been registered. */
+static bool gives_way(const struct coord_rank *rank, const struct ctl_hello *hello)
+{
+    if (rank->new_here)
+        return !is_up(rank) || !is_in_running_group(rank);
+    return (uint32_t)hello->rank_epoch > (uint32_t)rank->rank_epoch;
+}
+
+/* A rank of the coordinator before, which has its place also if another was here first.
+ */
 static bool known_before(struct ctl_coordinator *c, struct coord_rank *rank,
                          const struct ctl_hello *hello)
 {
     if (!c->collecting || hello->rank_epoch == 0 ||
         ctl_rank_epoch_rank(hello->rank_epoch) != hello->rank)
         return false;
-    while (is_up(rank) && rank->new_here && !is_in_running_group(rank))
+    while (is_up(rank) && gives_way(rank, hello))
         coord_die(c, rank, "its rank is in use by a live process");
-    return rank->state == RANK_NONE || (rank->new_here && !is_up(rank));
+    return rank->state == RANK_NONE || (!is_up(rank) && gives_way(rank, hello));
 }
 
 void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,

@@ -131,7 +131,8 @@ int main(int argc, char **argv)
     CHECK(argc == 2, "restarts HEDDLE");
     tool = argv[1];
     self.rank = rank_env("RANK");
-    snprintf(address, sizeof(address), "127.0.0.1:%d", rank_env("MASTER_PORT"));
+    snprintf(address, sizeof(address), "%s:%d", getenv("MASTER_ADDR"),
+             rank_env("MASTER_PORT"));
     const struct hdl_context_opts opts = {.size = sizeof(opts),
                                           .coordinator = address,
                                           .standalone = true,

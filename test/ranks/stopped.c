@@ -28,12 +28,16 @@ enum {
 };
 
 static unsigned char *large;
+static _Atomic int dispatching; /* the number of this step's call, 0 = in none */
 
 static void *stop_soon(void *within_us)
 {
     unsigned seed = (unsigned)getpid() ^ (unsigned)(rank_now() * 1e6);
     usleep((useconds_t)(rand_r(&seed) % *(const int *)within_us));
+    int before = dispatching;
     kill(getpid(), SIGSTOP);
+    if (before && before == dispatching)
+        rank_say("stopped in a dispatch");
     return NULL;
 }
 
@@ -221,7 +225,10 @@ static enum hdl_status moe_step(void)
                                           .num_tokens = TOKENS};
     struct hdl_moe_received received = {
         .size = sizeof(received), .rows = received_rows, .counts = counts};
+    static int calls;
+    dispatching = ++calls;
     enum hdl_status first = hdl_moe_dispatch(moe, &tokens, &received, NULL, &handle);
+    dispatching = 0;
     if (first < 0)
         return first;
     for (int i = 0; i < counts[0] * HIDDEN; i++)

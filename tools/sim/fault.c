@@ -270,7 +270,8 @@ static void join_somehow(struct sim_world *w)
         uint32_t rank = w->group->rank_of[slot];
         struct sim_process *p =
             w->by_rank[rank] != UINT32_MAX ? w->processes[w->by_rank[rank]] : NULL;
-        bool gone = !p || !p->alive;
+        /* One that stands still may wake up and be one too many. */
+        bool gone = !p || !p->alive || (p->stopped && w->options.standalone);
         if (p && p->alive && p->plane->running && !p->plane->over && !is_member(p) &&
             !p->plane->left_sent && !p->plane->joining) {
             sim_join(w, p);

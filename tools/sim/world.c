@@ -310,6 +310,27 @@ static void agent_group_do(struct sim_world *w, struct sim_process *p,
     }
 }
 
+/* Only because another process of its rank lives, which then has the rank. */
+static void refused(struct sim_world *w, struct sim_process *p, const char *text)
+{
+    sim_trace(w, "process %u was refused: %s", p->index, text);
+    if (strstr(text, "newer process"))
+        return;
+    struct sim_process *other = NULL;
+    for (uint32_t i = 0; i < w->num_processes; i++)
+        if (w->processes[i] != p && w->processes[i]->alive &&
+            w->processes[i]->job_rank == p->job_rank)
+            other = w->processes[i];
+    if (!other || !strstr(text, "in use by a live process")) {
+        sim_fail(w, "process %u was refused: %s", p->index, text);
+        return;
+    }
+    w->by_rank[p->job_rank] = other->index;
+    agent_closes(w, p);
+    p->alive = false;
+    p->left = true;
+}
+
 static void agent_do(struct sim_world *w, struct sim_process *p,
                      const struct ctl_action *action)
 {
@@ -332,9 +353,7 @@ static void agent_do(struct sim_world *w, struct sim_process *p,
         p->rank_epoch = action->rank_epoch;
         break;
     case CTL_DO_REFUSED:
-        sim_trace(w, "process %u was refused: %s", p->index, action->text);
-        if (!strstr(action->text, "newer process"))
-            sim_fail(w, "process %u was refused: %s", p->index, action->text);
+        refused(w, p, action->text);
         break;
     case CTL_DO_GOODBYE:
         sim_trace(w, "process %u ends", p->index);

@@ -359,28 +359,80 @@ static void test_an_occupied_rank(void **state)
     job_close(&job);
 }
 
+static uint64_t reconnects_of(const struct ctl_agent *a)
+{
+    struct ctl_agent_stats stats;
+    ctl_agent_stats(a, &stats);
+    return stats.reconnects;
+}
+
+static void restart(struct job *job)
+{
+    struct ctl_coordinator_options options = {
+        .num_ranks = RANKS, .host_id = 1, .standalone = true, .restarted = true};
+    ctl_coordinator_destroy(job->coordinator);
+    assert_ok(ctl_coordinator_create(&job->env, &options, job->now, &job->coordinator));
+}
+
+static void reconnect(struct job *job, struct ctl_agent *a)
+{
+    job->agents[1] = a;
+    agent(job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+    pass(job, SECOND / 2);
+}
+
 /* A restarted coordinator knows no holder yet; one that comes back has its rank. */
 static void test_a_newcomer_was_first(void **state)
 {
     struct job job = {0};
     base_env_init(&job.env);
     assert_ok(job_open(&job));
-    struct ctl_coordinator_options options = {
-        .num_ranks = RANKS, .host_id = 1, .standalone = true, .restarted = true};
     struct ctl_agent *holder = job.agents[1];
-    ctl_coordinator_destroy(job.coordinator);
-    assert_ok(ctl_coordinator_create(&job.env, &options, job.now, &job.coordinator));
+    restart(&job);
     assert_ok(start_agent(&job, 1));
     struct ctl_agent *newcomer = job.agents[1];
-    job.agents[1] = holder;
-    agent(&job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
-    pass(&job, SECOND / 2);
-    struct ctl_agent_stats stats;
-    ctl_agent_stats(holder, &stats);
-    assert_int_equal(stats.reconnects, 1);
+    reconnect(&job, holder);
+    assert_int_equal(reconnects_of(holder), 1);
     assert_false(job.refused[1]);
     ctl_agent_destroy(newcomer);
     job_close(&job);
+}
+
+/* A process that was taken for dead is back before its successor: the later one has the
+ * rank, whichever comes first, and also if the other is gone again. */
+static void test_a_fenced_one_was_first(void **state)
+{
+    for (int order = 0; order < 3; order++) {
+        struct job job = {0};
+        base_env_init(&job.env);
+        job.env.log_level = -1;
+        assert_ok(job_open(&job));
+        struct ctl_agent *fenced = job.agents[1];
+        coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
+                                                          .conn = job.conns[1]});
+        job.agents[1] = NULL;
+        pass(&job, SECOND);
+        assert_ok(start_agent(&job, 1));
+        struct ctl_agent *successor = job.agents[1];
+        assert_false(job.refused[1]);
+        restart(&job);
+        if (order > 0)
+            reconnect(&job, fenced);
+        if (order == 2) {
+            coordinator(&job, &(struct ctl_coordinator_event){
+                                  .kind = CTL_COORDINATOR_CLOSED, .conn = job.conns[1]});
+            job.agents[1] = NULL;
+            pass(&job, SECOND);
+        }
+        reconnect(&job, successor);
+        assert_int_equal(reconnects_of(successor), 1);
+        assert_false(job.refused[1]);
+        if (order == 0)
+            reconnect(&job, fenced);
+        assert_int_equal(reconnects_of(fenced), order > 0);
+        ctl_agent_destroy(order == 0 ? successor : fenced);
+        job_close(&job);
+    }
 }
 
 static void test_another_version_is_refused(void **state)
@@ -460,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_a_second_start_is_not_blocked),
         cmocka_unit_test(test_an_occupied_rank),
         cmocka_unit_test(test_a_newcomer_was_first),
+        cmocka_unit_test(test_a_fenced_one_was_first),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
         cmocka_unit_test(test_out_of_memory),
