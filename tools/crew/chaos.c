@@ -64,12 +64,12 @@ static bool is_doomed(const struct crew *crew, const struct crew_record *r)
 
 static const char *describe(const struct crew_record *r, char *text, size_t room)
 {
-    int n = snprintf(text, room, "rank %u has %s failed %lx ranks", r->rank,
+    int n = snprintf(text, room, "rank %u has %s, failed %s, data", r->rank,
                      hdl_status_name((enum hdl_status)r->status),
-                     (unsigned long)r->op.failed);
+                     crew_list(r->op.failed).text);
     for (uint32_t i = 0; i < r->op.runs && n < (int)room; i++)
-        n += snprintf(text + n, room - (size_t)n, " %x to %u", r->op.run[i].ranks,
-                      r->op.run[i].end);
+        n += snprintf(text + n, room - (size_t)n, " of %s up to element %u",
+                      crew_list(r->op.run[i].ranks).text, r->op.run[i].end);
     return text;
 }
 
@@ -101,8 +101,9 @@ static void compare(struct chaos *chaos, const struct crew_record *r)
         first->op.runs != r->op.runs || first->op.hash != r->op.hash ||
         memcmp(first->op.run, r->op.run, sizeof(r->op.run)) != 0) {
         char a[160], b[160];
-        crew_problem(&chaos->crew, "operation %lu kind %u: %s, %s",
-                     (unsigned long)r->op.number, r->op.kind,
+        crew_problem(&chaos->crew, "operation %lu, %s: %s; %s",
+                     (unsigned long)r->op.number,
+                     crew_kind_name((enum crew_kind)r->op.kind),
                      describe(first, a, sizeof(a)), describe(r, b, sizeof(b)));
     }
 }
@@ -310,6 +311,9 @@ static bool run_event(struct chaos *chaos, enum event event)
     if (event == RESTART) {
         if (!crew_restart_coordinator(crew))
             return false;
+        printf("%8.2f s  %s\n",
+               (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9,
+               event_names[event]);
         return crew_until(crew, NULL, NULL, dead_after_ns + 500 * BASE_NS_PER_MS);
     }
     int victim = victim_of(chaos, 0);
@@ -331,15 +335,14 @@ static bool run_event(struct chaos *chaos, enum event event)
         return false;
     int64_t whole = base_now_ns();
     note(&chaos->whole[event], agreed, whole);
-    printf(
-        "%8.2f s  %-10s ranks %-4lx noticed %7.1f ms  all without %7.1f ms  whole again "
-        "%7.1f ms\n",
-        (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9, event_names[event],
-        (unsigned long)victims,
-        (double)((chaos->noticed_ns ? chaos->noticed_ns : agreed) - chaos->event_ns) /
-            1e6,
-        (double)(agreed - chaos->event_ns) / 1e6,
-        (double)(whole - chaos->event_ns) / 1e6);
+    printf("%8.2f s  %-10s rank %-5s noticed %7.1f ms  all without %7.1f ms  whole again "
+           "%7.1f ms\n",
+           (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9, event_names[event],
+           crew_list(victims).text,
+           (double)((chaos->noticed_ns ? chaos->noticed_ns : agreed) - chaos->event_ns) /
+               1e6,
+           (double)(agreed - chaos->event_ns) / 1e6,
+           (double)(whole - chaos->event_ns) / 1e6);
     (void)fflush(stdout);
     chaos->victims = 0;
     check_history(chaos, false);

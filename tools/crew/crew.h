@@ -26,8 +26,16 @@ enum crew_what {
     CREW_SLOT    /* of a view that the rank sees */
 };
 
-/* Kinds of operations whose results follow other rules. */
-enum { CREW_BROADCAST = 3, CREW_ALLGATHER = 4, CREW_BARRIER = 5 };
+/* Kinds of operations. */
+enum crew_kind {
+    CREW_ALLREDUCE_8B,
+    CREW_ALLREDUCE_4K,
+    CREW_ALLREDUCE_1M,
+    CREW_BROADCAST,
+    CREW_ALLGATHER,
+    CREW_BARRIER,
+    CREW_KINDS
+};
 
 struct crew_run {
     uint32_t end;   /* behind its last element */
@@ -64,6 +72,13 @@ static inline uint64_t crew_ranks(const struct crew_record *r)
 {
     return r->op.runs ? r->op.run[r->op.runs - 1].ranks : 0;
 }
+
+/* For people: "0,3", and a kind's name. */
+struct crew_list {
+    char text[3 * CREW_RANKS_MAX];
+};
+struct crew_list crew_list(uint64_t mask);
+const char *crew_kind_name(enum crew_kind kind);
 
 struct crew_opts {
     int ranks;

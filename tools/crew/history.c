@@ -74,6 +74,25 @@ bool crew_history_add(struct crew_history *history, const struct crew_record *re
     return true;
 }
 
+struct crew_list crew_list(uint64_t mask)
+{
+    struct crew_list list = {"none"};
+    size_t n = 0;
+    for (int i = 0; i < CREW_RANKS_MAX; i++)
+        if (mask >> i & 1)
+            n += (size_t)snprintf(list.text + n, sizeof(list.text) - n, n ? ",%d" : "%d",
+                                  i);
+    return list;
+}
+
+const char *crew_kind_name(enum crew_kind kind)
+{
+    static const char *const names[CREW_KINDS] = {"allreduce 8 B",   "allreduce 4 KiB",
+                                                  "allreduce 1 MiB", "broadcast",
+                                                  "allgather",       "barrier"};
+    return kind < CREW_KINDS ? names[kind] : "?";
+}
+
 /* Masks of slots for an operation. */
 struct expected {
     uint64_t begin;  /* have data in the first chunk */
@@ -154,13 +173,14 @@ bool crew_history_fits(const struct crew_history *history, const struct crew_rec
     }
     if (data && failed)
         return true;
-    (void)snprintf(text, room,
-                   "operation %lu kind %u: rank %u has %s, ranks %lx to %lx, failed %lx; "
-                   "the views say %lx to %lx (perhaps %lx), failed %lx",
-                   (unsigned long)r->op.number, r->op.kind, r->rank,
-                   hdl_status_name((enum hdl_status)r->status), (unsigned long)begin,
-                   (unsigned long)end, (unsigned long)r->op.failed,
-                   (unsigned long)e.begin, (unsigned long)e.end, (unsigned long)e.either,
-                   (unsigned long)lacking);
+    (void)snprintf(
+        text, room,
+        "operation %lu, %s: rank %u has %s, data of ranks %s, at its end %s, "
+        "failed %s; by the views: data of %s, at its end %s (perhaps %s), "
+        "failed %s",
+        (unsigned long)r->op.number, crew_kind_name((enum crew_kind)r->op.kind), r->rank,
+        hdl_status_name((enum hdl_status)r->status), crew_list(begin).text,
+        crew_list(end).text, crew_list(r->op.failed).text, crew_list(e.begin).text,
+        crew_list(e.end).text, crew_list(e.either).text, crew_list(lacking).text);
     return false;
 }

@@ -6,7 +6,6 @@
 #include "heddle.h"
 #include "tools/crew/history.h"
 
-enum { ALLREDUCE_4K = 1 };
 static struct crew_history history;
 static char text[320];
 
@@ -29,7 +28,7 @@ static bool fits(uint64_t number, uint32_t ranks, uint64_t failed)
     struct crew_record record = {
         .what = CREW_OP,
         .status = failed ? HDL_INCOMPLETE : HDL_OK,
-        .op = {.number = number, .kind = ALLREDUCE_4K, .failed = failed, .runs = 1}};
+        .op = {.number = number, .kind = CREW_ALLREDUCE_4K, .failed = failed, .runs = 1}};
     record.op.run[0] = (struct crew_run){256, ranks};
     return crew_history_fits(&history, &record, text, sizeof(text));
 }
@@ -53,6 +52,10 @@ static void test_two_deaths(void **state)
     assert_true(fits(516, 0xd, 0x2));
     assert_false(fits(516, 0x5, 0xa));
     assert_false(fits(516, 0xd, 0));
+    assert_string_equal(text,
+                        "operation 516, allreduce 4 KiB: rank 0 has HDL_OK, data of "
+                        "ranks 0,2,3, at its end 0,2,3, failed none; by the views: "
+                        "data of 0,2,3, at its end 0,2,3 (perhaps none), failed 1");
     assert_true(fits(517, 0x5, 0x8));
     assert_false(fits(517, 0x5, 0xa));
     assert_true(fits(518, 0x5, 0));
