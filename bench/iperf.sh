@@ -6,12 +6,11 @@ if [ "$RANK" = 0 ]; then
     exec timeout $(($1 + 20)) iperf3 -s -1 -B "$MASTER_ADDR" -p 5201 >/dev/null
 fi
 tries=0
-until timeout $(($1 + 5)) iperf3 --connect-timeout 2000 -c "$MASTER_ADDR" -p 5201 -t "$1" -l 1M -J >"/tmp/heddle-iperf-$$" 2>/dev/null; do
+until timeout $(($1 + 5)) iperf3 --connect-timeout 2000 -c "$MASTER_ADDR" -p 5201 -t "$1" -l 1M -J 2>/dev/null |
+    python3 -c 'import json, sys
+rate = json.load(sys.stdin)["end"]["sum_received"]["bits_per_second"]
+print(json.dumps({"GBps": rate / 8e9}))' 2>/dev/null; do
     tries=$((tries + 1))
     [ "$tries" -lt 20 ] || exit 1
     sleep 0.1
 done
-python3 -c 'import json, sys
-rate = json.load(open(sys.argv[1]))["end"]["sum_received"]["bits_per_second"]
-print(json.dumps({"GBps": rate / 8e9}))' "/tmp/heddle-iperf-$$"
-rm -f "/tmp/heddle-iperf-$$"

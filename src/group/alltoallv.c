@@ -35,8 +35,8 @@ static size_t publish(struct hdl_op *op, uint64_t chunk, unsigned char *payload)
         size_t begin, n = mapped_range(op, chunk - 1, op->arrays.src_counts[r], &begin);
         if (n == 0 || r == op->group->rank || !mapped_takes_part(op, r, chunk))
             continue;
-        mapped_stage(
-            op, payload + r * op->chunk_elems * op->elem,
+        mapped_stage_for(
+            op, r, payload + r * op->chunk_elems * op->elem,
             (const char *)op->src + (op->arrays.src_displs[r] + begin) * op->elem, n);
         bytes += n * op->elem;
     }

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/copy.h"
 #include "group/reduce.h"
+#include "group/spread.h"
 #include "group/table.h"
 #include "net/net.h"
 
@@ -497,6 +498,15 @@ void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_
     else
         group_stage(&op->engine->stages, GROUP_STAGE_COLLECTIVE, op->stream, payload, src,
                     elems * op->elem);
+}
+
+void mapped_stage_for(const struct hdl_op *op, uint32_t reader, void *payload,
+                      const void *src, size_t elems)
+{
+    if (op->desc.redop != HDL_PREMUL_SUM && group_spread_same_core(op->group, reader))
+        base_copy(payload, src, elems * op->elem, false);
+    else
+        mapped_stage(op, payload, src, elems);
 }
 
 void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload, size_t bytes)

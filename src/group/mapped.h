@@ -63,6 +63,9 @@ void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count);
 
 /* Copies user data into the own slot: with PREMUL_SUM scaled. */
 void mapped_stage(const struct hdl_op *op, void *payload, const void *src, size_t elems);
+/* The same for what one rank alone reads: in this core's cache if that rank shares it. */
+void mapped_stage_for(const struct hdl_op *op, uint32_t reader, void *payload,
+                      const void *src, size_t elems);
 /* Copies a payload into the user's output. */
 void mapped_deliver(const struct hdl_op *op, void *dst, const void *payload,
                     size_t bytes);

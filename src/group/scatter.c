@@ -47,8 +47,8 @@ static size_t publish_blocks(struct hdl_op *op, uint64_t chunk, unsigned char *p
         n = mapped_range(op, chunk, count_of(op, r), &begin);
         if (n == 0)
             continue;
-        mapped_stage(op, payload + offset_of(op, r), block_of(op, r) + begin * op->elem,
-                     n);
+        mapped_stage_for(op, r, payload + offset_of(op, r),
+                         block_of(op, r) + begin * op->elem, n);
         bytes += n * op->elem;
     }
     return bytes;

@@ -42,6 +42,15 @@ uint32_t group_spread_show(struct hdl_group *group)
     return core;
 }
 
+bool group_spread_same_core(const struct hdl_group *group, uint32_t rank)
+{
+    const struct group_head *own = group_segment_head(group->segment);
+    const struct group_head *head = group->peer[rank].segment;
+    return group->crowded && head &&
+           atomic_load_explicit(&head->core, memory_order_relaxed) ==
+               atomic_load_explicit(&own->core, memory_order_relaxed);
+}
+
 bool group_spread_full(struct hdl_group *group, uint32_t core)
 {
     uint32_t ranks = 0, here = 0;

@@ -3,8 +3,6 @@
 #ifndef GROUP_SPREAD_H
 #define GROUP_SPREAD_H
 
-#include <stdint.h>
-
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -13,6 +11,8 @@ struct hdl_group;
 
 /* Tells the peers on which core this thread is; returns it, from 1. */
 uint32_t group_spread_show(struct hdl_group *group);
+/* Where ranks outnumber cores: did the rank wait last on the core that this one did? */
+bool group_spread_same_core(const struct hdl_group *group, uint32_t rank);
 /* Are more ranks of the group on this core than its share of those on this host? Under
  * the lock. */
 bool group_spread_full(struct hdl_group *group, uint32_t core);

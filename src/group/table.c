@@ -130,9 +130,9 @@ size_t group_table_chunk_bytes(const struct hdl_op *op, size_t blocks, size_t co
         return slot;
     /* Where ranks share cores, fewer chunks are fewer switches. All ranks must choose
      * alike, and their cores may differ. */
-    bool several = blocks > 1 || op->group->capacity > 2;
+    size_t parts = op->group->capacity > 2 ? base_max_size(blocks, 2) : blocks;
     /* With pieces a rank's slots hold twice as much, and more ranks share the cache. */
     if (bytes <= MEDIUM_LIMIT || op->algorithm->make_piece)
-        return base_min_size(slot, several ? 2 * MEDIUM_BYTES : MEDIUM_BYTES);
+        return base_min_size(slot, parts * MEDIUM_BYTES);
     return slot;
 }
