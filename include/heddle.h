@@ -840,7 +840,7 @@ struct hdl_moe_received {
     int64_t *row_numbers;   /* INDEXED: rows of expert 0, of expert 1, ... */
     int32_t *source_token;  /* [row] number at its source; -1 = did not come, zeros */
     int64_t *ranges;        /* [L][S] begin << 32 | count: rows of a source for an expert
-                               (RANK_MAJOR, INDEXED: places in the expert's list) */
+                               (INDEXED: entries of row_numbers; RANK_MAJOR: as there) */
     int32_t *local_ids;     /* RANK_MAJOR, INDEXED: [row][k] expert 0 to L-1, or -1 */
     float *weights;         /* RANK_MAJOR, INDEXED: [row][k], 0 where local_ids is -1 */
     int32_t *source_counts; /* [S] rows of each source */
@@ -855,7 +855,8 @@ struct hdl_moe_received {
  * calls it once a step, as one call or as its two phases; ranks need not choose alike.
  *
  *   dispatch        dispatch_send, then dispatch_recv
- *   dispatch_send   checks and sends the own tokens; waits for nobody
+ *   dispatch_send   checks and sends the own tokens; waits for nobody (but after a step
+ *                   of its lane that this rank refused, until the others came to that)
  *   dispatch_recv   waits for the headers and rows of all sources, delivers them
  *
  * Steps use lanes in turn, in the order of these calls. *handle names the step for the

@@ -111,6 +111,7 @@ struct moe_lane {
     size_t half;
     uint32_t tokens;
     bool weighted;
+    bool refused;                 /* the own newest dispatch: it waited for nobody */
     bool in_place;                /* own rows are read where the caller has them */
     bool stream;                  /* large step: results are written past the cache */
     const uint8_t *rows, *scales; /* in_place */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Send phase of dispatch: header and rows into the own arena, and from there to messaged
- * ranks. Waits for nobody, except that an unsplit call lets slow peers finish with the
- * half. */
+ * ranks. Waits for nobody, except that an unsplit call, or one after a refusal, lets slow
+ * peers finish with the half. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -108,8 +108,9 @@ static void take_half(struct hdl_moe *m, struct moe_lane *lane,
         lane->free[r] = fresh || lane->seen[r] || r == m->peers->self;
         lane->seen[r] = 0;
     }
-    if (!signs_came(&w) && fused)
+    if (!signs_came(&w) && (fused || lane->refused))
         m->peers->ops->wait(m->peers, signs_came, &w, call->deadline_ns);
+    lane->refused = false;
     /* A put that is stuck ends when its link or its rank does. */
     if (m->peers->messaged && !puts_left(&w))
         m->peers->ops->wait(m->peers, puts_left, &w, BASE_FOREVER);
@@ -378,6 +379,7 @@ static enum hdl_status report_refusal(struct hdl_moe *m, struct moe_lane *lane,
     for (int i = 0; i < 3; i++)
         m->error[i] = refusal == MOE_BAD_EXPERT ? value[i] : -1;
     moe_step_fail(m, lane);
+    lane->refused = true;
     return base_fail(HDL_EINVAL, "dispatch step %" PRIu64 ": %s", m->next - 1, text);
 }
 

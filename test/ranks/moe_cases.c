@@ -441,6 +441,41 @@ static void phases(void)
     }
 }
 
+/* A rank that refuses does not wait. In its next step it must not overtake those who are
+ * still in the step before, also in phases. */
+static void overtake(void)
+{
+    struct hdl_moe_opts opts = options(2, 1, 8, 2);
+    struct hdl_moe_handle handle;
+    struct hdl_moe_outputs outputs = {.size = sizeof(outputs), .rows = received_rows};
+    opts.lanes = 1;
+    CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
+    for (int i = 0; i < 60; i++) {
+        bool refuses = i % 3 != 0;
+        prepare(refuses && self.rank == 1 ? 3 : 2);
+        ids[0] = ids[1] = !self.rank;
+        enum hdl_status status = hdl_moe_dispatch_send(moe, &tokens, &call, &handle);
+        if (refuses && self.rank == 1) {
+            CHECK_STATUS(status, HDL_EINVAL);
+            continue;
+        }
+        CHECK_OK(status);
+        status = hdl_moe_dispatch_recv(moe, &handle, &received, &call);
+        CHECK_STATUS(status, refuses ? HDL_EPEER : HDL_OK);
+        if (refuses)
+            continue;
+        if (self.rank == 0)
+            rank_sleep_ms(2);
+        run_experts(2);
+        CHECK_OK(hdl_moe_combine_send(moe, &handle, &outputs, &call));
+        if (self.rank == 0)
+            rank_sleep_ms(2);
+        CHECK_OK(hdl_moe_combine_recv(moe, &handle, &result, &call));
+        float factor = self.rank ? 0.5f : 1.0f;
+        expect(2, (float[]){factor * rows[0], factor * rows[hidden]});
+    }
+}
+
 /* One rank's options differ: all fail, naming field, values and ranks. */
 static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_opts b,
                       const char *value_a, const char *value_b)
@@ -651,10 +686,11 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"basic", basic},   {"masked", masked}, {"uneven", uneven},
-    {"nobody", nobody}, {"limits", limits}, {"handles", handles},
-    {"late", late},     {"dead", dead},     {"disagree", disagree},
-    {"phases", phases}, {"soak", soak},     {"widowed", widowed},
+    {"basic", basic},       {"masked", masked}, {"uneven", uneven},
+    {"nobody", nobody},     {"limits", limits}, {"handles", handles},
+    {"late", late},         {"dead", dead},     {"disagree", disagree},
+    {"phases", phases},     {"soak", soak},     {"widowed", widowed},
+    {"overtake", overtake},
 };
 
 int main(int argc, char **argv)
