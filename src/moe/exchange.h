@@ -39,7 +39,8 @@ struct moe_header_line {
     _Atomic uint64_t flag;    /* the header is complete */
     _Atomic uint64_t rows;    /* the rows in a mapped arena are complete */
     _Atomic uint64_t weights; /* those given to combine are complete; with a note that
-                                 says how the owner sums: MOE_GIVEN or _EXACT */
+                                 says how the owner sums: MOE_GIVEN or _EXACT, or
+                                 MOE_DROPPED: none come */
     /* from here on it is put as one block with the token records */
     uint32_t tokens;
     uint16_t refusal; /* enum moe_refusal: the step is over */
@@ -338,6 +339,9 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
 /* Tells `rank` the state of this rank's contributions. */
 void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
               enum moe_note note);
+/* Tells all that the own late weights, of so many bytes, are there, or MOE_DROPPED. */
+void moe_tell_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t bytes,
+                      enum moe_note note);
 /* May `rank` be sent anything in this step by put? */
 bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank);
 /* Remembers that all puts so far use the lane's half. */

@@ -17,36 +17,15 @@ struct giving {
 
 /* ----------------------------------------------------------------------- late weights */
 
-static void put_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t at,
-                        size_t bytes, uint64_t note)
-{
-    size_t flag = moe_header(&m->config.layout, lane->half, m->peers->self) +
-                  offsetof(struct moe_header_line, weights);
-    for (uint32_t r = 0; m->peers->messaged && r < m->config.shape.ranks; r++) {
-        if (!moe_reachable(m, lane, r))
-            continue;
-        if (m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
-                               lane->flag | note) == HDL_OK)
-            m->bytes_sent[r] += bytes;
-    }
-}
-
 static void publish_weights(struct hdl_moe *m, struct moe_lane *lane,
                             const float *weights)
 {
-    uint32_t self = m->peers->self;
-    size_t at = moe_weights(&m->config.layout, &m->config.shape, lane->half, self, 0);
     size_t bytes = (size_t)lane->tokens * m->config.shape.top_k * sizeof(float);
-    uint64_t note = lane->exact ? MOE_GIVEN_EXACT : MOE_GIVEN;
+    size_t at =
+        moe_weights(&m->config.layout, &m->config.shape, lane->half, m->peers->self, 0);
     if (bytes > 0)
         memcpy(m->peers->own + at, weights, bytes);
-    atomic_store_explicit(&moe_line(m, lane->half, self)->weights, lane->flag | note,
-                          memory_order_release);
-    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (r != self && moe_mapped(m, r))
-            m->peers->ops->ring(m->peers, r);
-    }
-    put_weights(m, lane, at, bytes, note);
+    moe_tell_weights(m, lane, bytes, lane->exact ? MOE_GIVEN_EXACT : MOE_GIVEN);
 }
 
 /* Weights of the entries of a source that sent none with its header. */
@@ -265,8 +244,10 @@ static void give_late(struct giving *g, uint32_t group, struct moe_call *call)
     struct hdl_moe *m = g->m;
     uint32_t source = g->lane->listen[group];
     bool late = has_late_weights(g, source);
+    uint64_t said = said_with_weights(g, source);
     m->pending[source] = 0;
-    if (!late || (said_with_weights(g, source) & ~MOE_NOTE_MASK) == g->lane->flag) {
+    if (!late || said == (g->lane->flag | MOE_GIVEN) ||
+        said == (g->lane->flag | MOE_GIVEN_EXACT)) {
         if (late)
             read_weights(m, g->lane, source);
         give_group(g, group);

@@ -352,6 +352,26 @@ void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
     }
 }
 
+void moe_tell_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t bytes,
+                      enum moe_note note)
+{
+    const struct moe_layout *l = &m->config.layout;
+    uint32_t self = m->peers->self;
+    size_t at = moe_weights(l, &m->config.shape, lane->half, self, 0);
+    size_t flag =
+        moe_header(l, lane->half, self) + offsetof(struct moe_header_line, weights);
+    atomic_store_explicit(moe_word(m->peers->own, flag), lane->flag | note,
+                          memory_order_release);
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (r != self && moe_mapped(m, r))
+            m->peers->ops->ring(m->peers, r);
+        else if (moe_reachable(m, lane, r) &&
+                 m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
+                                    lane->flag | note) == HDL_OK)
+            m->bytes_sent[r] += bytes;
+    }
+}
+
 void moe_mark_puts(struct hdl_moe *m, struct moe_lane *lane)
 {
     for (uint32_t r = 0; m->peers->messaged && r < m->config.shape.ranks; r++) {
@@ -364,6 +384,8 @@ void moe_step_fail(struct hdl_moe *m, struct moe_lane *lane)
 {
     for (uint32_t r = 0; r < m->config.shape.ranks; r++)
         moe_tell(m, lane, r, MOE_DROPPED);
+    if (m->config.shape.late_weights)
+        moe_tell_weights(m, lane, 0, MOE_DROPPED);
     moe_mark_puts(m, lane);
     lane->phase = MOE_IDLE;
     m->failed_steps++;

@@ -476,6 +476,36 @@ static void overtake(void)
     }
 }
 
+/* A rank whose combine is refused tells those who wait for its weights. */
+static void withdrawn(void)
+{
+    struct hdl_moe_opts opts = options(2, 2, 8, 2);
+    opts.late_weights = true;
+    CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
+    for (int i = 0; i < 20; i++) {
+        struct hdl_moe_handle handle;
+        struct hdl_moe_outputs outputs = {
+            .size = sizeof(outputs), .rows = received_rows, .weights = weights};
+        prepare(2);
+        tokens.weights = NULL;
+        for (int j = 0; j < 4; j++)
+            ids[j] = j % 2;
+        CHECK_OK(hdl_moe_dispatch(moe, &tokens, &received, &call, &handle));
+        run_experts(2);
+        bool refused_here = i % 2 && self.rank == 1;
+        if (refused_here)
+            outputs.weights = NULL;
+        CHECK_STATUS(hdl_moe_combine(moe, &handle, &outputs, &result, &call),
+                     refused_here ? HDL_EINVAL
+                     : i % 2      ? HDL_INCOMPLETE
+                                  : HDL_OK);
+        float factor = i % 2 ? 0.5f : 1.5f;
+        if (!refused_here)
+            expect(2, (float[]){factor * rows[0], factor * rows[hidden]});
+        CHECK(refused_here || (missing[0] == i % 2 && missing[1] == i % 2), "missing");
+    }
+}
+
 /* One rank's options differ: all fail, naming field, values and ranks. */
 static void differ_in(const char *field, struct hdl_moe_opts a, struct hdl_moe_opts b,
                       const char *value_a, const char *value_b)
@@ -686,11 +716,11 @@ static const struct {
     const char *name;
     void (*run)(void);
 } cases[] = {
-    {"basic", basic},       {"masked", masked}, {"uneven", uneven},
-    {"nobody", nobody},     {"limits", limits}, {"handles", handles},
-    {"late", late},         {"dead", dead},     {"disagree", disagree},
-    {"phases", phases},     {"soak", soak},     {"widowed", widowed},
-    {"overtake", overtake},
+    {"basic", basic},       {"masked", masked},       {"uneven", uneven},
+    {"nobody", nobody},     {"limits", limits},       {"handles", handles},
+    {"late", late},         {"dead", dead},           {"disagree", disagree},
+    {"phases", phases},     {"soak", soak},           {"widowed", widowed},
+    {"overtake", overtake}, {"withdrawn", withdrawn},
 };
 
 int main(int argc, char **argv)
