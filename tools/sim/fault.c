@@ -279,7 +279,9 @@ static void join_somehow(struct sim_world *w)
         }
         if (gone && sim_slot_is_open(w, slot)) {
             sim_trace(w, "a new process for rank %u", rank);
-            (void)sim_spawn(w, rank, true);
+            struct sim_process *newcomer = sim_spawn(w, rank, true);
+            if (newcomer && p && p->alive)
+                newcomer->contended = p->contended = true;
             return;
         }
     }

@@ -310,25 +310,22 @@ static void agent_group_do(struct sim_world *w, struct sim_process *p,
     }
 }
 
-/* Only because another process of its rank lives, which then has the rank. */
+/* Only because another process of its rank lives, or did when it was asked. */
 static void refused(struct sim_world *w, struct sim_process *p, const char *text)
 {
     sim_trace(w, "process %u was refused: %s", p->index, text);
     if (strstr(text, "newer process"))
         return;
-    struct sim_process *other = NULL;
-    for (uint32_t i = 0; i < w->num_processes; i++)
-        if (w->processes[i] != p && w->processes[i]->alive &&
-            w->processes[i]->job_rank == p->job_rank)
-            other = w->processes[i];
-    if (!other || !strstr(text, "in use by a live process")) {
+    if (!p->contended || !strstr(text, "in use by a live process")) {
         sim_fail(w, "process %u was refused: %s", p->index, text);
         return;
     }
-    w->by_rank[p->job_rank] = other->index;
     agent_closes(w, p);
     p->alive = false;
     p->left = true;
+    for (uint32_t i = 0; i < w->num_processes; i++)
+        if (w->processes[i]->alive && w->processes[i]->job_rank == p->job_rank)
+            w->by_rank[p->job_rank] = i;
 }
 
 static void agent_do(struct sim_world *w, struct sim_process *p,

@@ -129,6 +129,7 @@ struct sim_process {
     uint32_t index;
     uint32_t job_rank;
     bool alive, stopped, left;
+    bool contended; /* another process of its rank lived beside it */
     int64_t continue_at;
     int64_t cut_up, cut_down; /* nothing to, nothing from the coordinator before */
     struct ctl_agent *agent;
