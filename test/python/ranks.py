@@ -99,9 +99,13 @@ class Tree:
         os.close(get)
 
     def arrived(self, count: int) -> None:
-        """Returns a little after `count` ranks called arrive()."""
+        """Returns a little after `count` ranks called arrive(). Raises Failed if one ended instead."""
         store = dist.TCPStore("127.0.0.1", self.port, None, False)
-        until(lambda: store.add("arrived", 0) >= count)
+        pids = {pipe: pid for pid, (_, pipe) in self._children.items()}
+        while store.add("arrived", 0) < count:
+            for pipe in select.select(pids, [], [], 0.01)[0]:
+                self.result(pids.pop(pipe))
+            assert time.monotonic() < self._deadline, f"{count} ranks did not arrive"
         time.sleep(0.2)
 
 

@@ -191,43 +191,179 @@ def test_an_application_that_waits_in_the_store() -> None:
                 tree.result(pid)
 
 
-# ------------------------------------------------------------------------ nothing happens
+# ------------------------------------------------------------------------ every function, every size
 
 
-def quiet(rank: int, size: int) -> None:
-    group = dist.group.WORLD
+def quiet(group: Any, members: int, capacity: int) -> None:
+    """Each function while nothing happens."""
     backend = group._get_backend(CPU)
     with raises(RuntimeError, "cuda"):
         group._get_backend(torch.device("cuda"))
+    here = [True] * members + [False] * (capacity - members)
     for handle in (group, backend):
-        assert active(handle) == [1] * size and pg.get_active_ranks(handle).dtype == torch.int32
-        assert pg.get_num_synced_ranks(handle) == size
-        assert pg.get_peer_state(handle, list(range(size))) == [True] * size
+        assert active(handle) == [int(one) for one in here] and pg.get_active_ranks(handle).dtype == torch.int32
+        assert pg.get_num_synced_ranks(handle) == members
+        assert pg.get_peer_state(handle, list(range(capacity))) == here
         assert pg.get_peer_state(backend=handle, ranks=[]) == []
-    for outside in (-1, size):
-        with raises(RuntimeError, str(outside), f"[0, {size})"):
+    for outside in (-1, capacity):
+        with raises(RuntimeError, str(outside), f"[0, {capacity})"):
             pg.get_peer_state(group, [outside])
     assert pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.NoPending
     assert pg.get_current_epoch(group) > 0
-    done = pg.activate_ranks(group, list(range(size)))  # all of them are active
+    done = pg.activate_ranks(group, list(range(members)))  # all of them are active
     assert done.status == pg.ProposalStatus.Applied and done.dropped_ranks == [] and done.reject_reason == ""
-    refused = pg.activate_ranks(group, [size])
-    assert refused.status == pg.ProposalStatus.Rejected and str(size) in refused.reject_reason
+    for refuse in (pg.activate_ranks, pg.deactivate_ranks):
+        refused = refuse(group, [capacity])
+        assert refused.status == pg.ProposalStatus.Rejected and str(capacity) in refused.reject_reason
     with pytest.warns(DeprecationWarning):
-        pg.extend_group_size_to(group, size + 1)
+        pg.extend_group_size_to(group, capacity + 1)
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.wait()
+    assert hint(work) == [0] * capacity and pg.get_local_success(work)
     gloo = dist.new_group(backend="gloo")
     for function in (pg.get_active_ranks, pg.join_group, pg.sync_after_failure, pg.get_current_epoch):
         with raises(TypeError, "mooncake"):
             function(gloo)
+    for change in (pg.get_peer_state, pg.activate_ranks, pg.deactivate_ranks, pg.recover_ranks):
+        with raises(TypeError, "mooncake"):
+            change(gloo, [0])
     work = dist.all_reduce(torch.ones(1), group=gloo, async_op=True)
     assert pg.get_failed_ranks_hint(work) is None and pg.get_local_success(work) is False
     work.wait()
-    dist.barrier()
 
 
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_functions_when_nothing_happens(size: int) -> None:
-    run(size, quiet)
+def alone(rank: int, size: int) -> None:
+    group = dist.group.WORLD
+    quiet(group, size, size)
+    refused = pg.deactivate_ranks(group, [0])
+    assert refused.status == pg.ProposalStatus.Rejected and "last active rank" in refused.reject_reason
+    _members._member = lambda *_: heddle._abi.Member()  # as if it was lost since it was activated
+    dropped = pg.activate_ranks(group, [0])
+    assert dropped.status == pg.ProposalStatus.AppliedWithDroppedRanks and dropped.dropped_ranks == [0]
+
+
+def test_a_world_of_one() -> None:
+    run(1, alone)
+
+
+def late(rank: int, size: int) -> None:
+    """A rank that is slow is waited for, whatever the times of the set_ functions."""
+    pg.set_collective_timeout_us(1_000)
+    pg.set_p2p_timeout_us(1_000)
+    pg.set_fault_reconciliation_window_us(1_000)
+    group = dist.new_group()
+    total(group, 1)
+    if rank == 1:
+        time.sleep(0.3)
+    sum_, work = total(group, 1)
+    assert sum_ == size and pg.get_local_success(work)
+    t = torch.full((1,), float(rank))
+    if rank == 1:
+        time.sleep(0.3)
+        dist.send(t, 0, group)
+    else:
+        dist.recv(t, 1, group)
+    assert t.item() == 1 and active(group) == [1] * size
+
+
+def test_a_late_rank_is_not_lost() -> None:
+    run(2, late)
+
+
+def limits(us: int) -> None:
+    _members._ADMISSION_US = _members._JOIN_US = us
+
+
+def activates(group: Any, rank: int) -> None:
+    until(lambda: all(pg.get_peer_state(group, [rank])))
+    epoch = pg.get_current_epoch(group)
+    done = pg.recover_ranks(group, [rank])
+    assert done.status == pg.ProposalStatus.Applied and done.new_epoch >= epoch and done.dropped_ranks == []
+
+
+def life(port: int, rank: int, size: int) -> None:
+    """A group's life: the last rank comes later, is removed, comes back, is lost, is replaced; then rank 0 is lost."""
+    last = size - 1
+    limits(300_000)
+    group = join(port, rank, last if rank < last else size, pg.MooncakeBackendOptions(size, rank == last))
+    store = group.get_group_store()
+    if rank == last:
+        store.get("refused")
+        for _ in range(2):
+            with raises(RuntimeError, f"rank {last}"):
+                pg.join_group(group)
+        store.set("tried", "twice")
+        limits(20_000_000)
+        pg.join_group(group)
+    else:
+        quiet(group, last, size)
+        if rank == 0:
+            no = pg.activate_ranks(group, [last])
+            assert no.status == pg.ProposalStatus.Rejected and str(last) in no.reject_reason, no
+            store.set("refused", "yes")
+        limits(20_000_000)
+        store.get("tried")
+        activates(group, last)
+    together(group, size)
+    if rank == last:
+        assert pg.deactivate_ranks(group, [last]).status == pg.ProposalStatus.Applied  # itself
+        with raises(RuntimeError, "NOTMEMBER"):
+            dist.all_reduce(torch.ones(1))
+        pg.join_group(group)
+    else:
+        until(lambda: active(group)[last] == 0)
+        sum_, work = total(group, 1)
+        assert sum_ == last and pg.get_local_success(work)
+        activates(group, last)
+    together(group, size)
+    arrive(port)
+    if rank == last:
+        time.sleep(60)
+    epoch = pg.get_current_epoch(group)
+    sum_, work = lose(group, 1)
+    assert sum_ == last and hint(work) == active_but(last, size, 0) and active(group) == active_but(last, size, 1)
+    assert pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Reconciled
+    assert pg.get_current_epoch(group) > epoch
+    activates(group, last)
+    loses_rank_0(port, group, size)
+
+
+def active_but(rank: int, size: int, others: int) -> list[int]:
+    """A mask that has `others` everywhere but at `rank`."""
+    return [others ^ (slot == rank) for slot in range(size)]
+
+
+def takes_the_place(port: int, rank: int, size: int) -> None:
+    group = join(port, rank, size, pg.MooncakeBackendOptions(size, True))
+    pg.join_group(group)
+    loses_rank_0(port, group, size)
+
+
+def loses_rank_0(port: int, group: Any, size: int) -> None:
+    """Its process has the coordinator: nothing is decided any more, and each function says so."""
+    together(group, size)
+    arrive(port)
+    if dist.get_rank() == 0:
+        time.sleep(60)
+    until(lambda: pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Rejected)
+    assert "ECOORD" in pg.sync_after_failure(group).reject_reason
+    refused = pg.deactivate_ranks(group, [0])
+    assert refused.status == pg.ProposalStatus.Rejected and "ECOORD" in refused.reject_reason
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_a_life(size: int) -> None:
+    last = size - 1
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", life, tree.port, rank, size) for rank in range(size)]
+        tree.arrived(size)
+        tree.kill(pids.pop())
+        pids.append(tree.fork("replacement", takes_the_place, tree.port, last, size))
+        tree.arrived(2 * size)
+        tree.kill(pids.pop(0))
+        for pid in pids:
+            tree.result(pid)
 
 
 # ------------------------------------------------------------------------ losses
@@ -422,27 +558,6 @@ def test_a_stopped_rank_comes_back(at_once: bool) -> None:
         tree.result(pids[0])
 
 
-def without_coordinator(port: int, rank: int) -> Any:
-    group = join(port, rank, 3)
-    arrive(port, group)
-    dist.barrier()
-    if rank == 0:
-        time.sleep(60)
-    until(lambda: pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Rejected)
-    refused = pg.deactivate_ranks(group, [0])
-    assert refused.status == pg.ProposalStatus.Rejected and "ECOORD" in refused.reject_reason
-    return pg.sync_after_failure(group).reject_reason
-
-
-def test_rank_0_is_lost() -> None:
-    with Tree() as tree:
-        tree.serve()
-        pids = [tree.fork(f"rank {rank}", without_coordinator, tree.port, rank) for rank in range(3)]
-        tree.arrived(3)
-        tree.kill(pids[0])
-        assert "ECOORD" in tree.result(pids[1]) and "ECOORD" in tree.result(pids[2])
-
-
 def raising(port: int, rank: int) -> str:
     from heddle.torch import _work
 
@@ -564,29 +679,6 @@ def test_a_replacement_takes_the_place_of_a_killed_rank(size: int) -> None:
             tree.result(pid)
 
 
-def removed_then_back(rank: int, size: int) -> None:
-    """Planned removal: nobody sees a failure; the rank comes back in place."""
-    group = dist.group.WORLD
-    assert total(group, 1)[0] == size
-    if rank == 1:
-        done = pg.deactivate_ranks(group, [1])  # itself
-        assert done.status == pg.ProposalStatus.Applied
-        with raises(RuntimeError, "NOTMEMBER"):
-            dist.all_reduce(torch.ones(1))
-        pg.join_group(group)
-    else:
-        until(lambda: active(group)[1] == 0)
-        sum_, work = total(group, 1)
-        assert sum_ == size - 1 and pg.get_local_success(work)
-        until(lambda: all(pg.get_peer_state(group, [1])))
-        assert pg.activate_ranks(group, [1]).status == pg.ProposalStatus.Applied
-    assert total(group, 1)[0] == size
-
-
-def test_removed_and_back_in_place() -> None:
-    run(3, removed_then_back)
-
-
 def removed_and_gone(port: int, rank: int) -> None:
     group = join(port, rank, 3)
     dist.barrier()
@@ -607,39 +699,6 @@ def test_removed_and_gone() -> None:
     with Tree() as tree:
         tree.serve()
         for pid in [tree.fork(f"rank {rank}", removed_and_gone, tree.port, rank) for rank in range(3)]:
-            tree.result(pid)
-
-
-def refused(port: int, rank: int) -> None:
-    _members._ADMISSION_US, _members._JOIN_US = 300_000, 300_000
-    options = pg.MooncakeBackendOptions(3, rank == 2)
-    group = join(port, rank, 2 if rank < 2 else 3, options)
-    store = group.get_group_store()
-    if rank == 0:
-        no = pg.activate_ranks(group, [2])
-        assert no.status == pg.ProposalStatus.Rejected and "2" in no.reject_reason, no
-        store.set("refused", "yes")
-    if rank == 2:
-        store.get("refused")
-        for _ in range(2):
-            with raises(RuntimeError, "rank 2"):
-                pg.join_group(group)
-        store.set("tried", "twice")
-        _members._JOIN_US = 20_000_000
-        pg.join_group(group)
-    else:
-        _members._ADMISSION_US = 20_000_000
-        store.get("tried")
-        dist.barrier()
-        assert pg.activate_ranks(group, [2]).status == pg.ProposalStatus.Applied
-    assert total(group, 1)[0] == 3
-    end_together(port, 3)
-
-
-def test_refusals_are_statuses_and_may_be_tried_again() -> None:
-    with Tree() as tree:
-        tree.serve()
-        for pid in [tree.fork(f"rank {rank}", refused, tree.port, rank) for rank in range(3)]:
             tree.result(pid)
 
 
