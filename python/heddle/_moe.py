@@ -231,7 +231,12 @@ class Moe(Object):
         return received
 
     def _data(self, source: Any, write: bool = False) -> Data:
-        return device_data_of(source, write) if self.on_device else data_of(source, write)
+        if not self.on_device:
+            return data_of(source, write)
+        device, own = getattr(source, "device", None), self.options.cuda_device
+        if getattr(device, "type", None) == "cuda" and device.index != own:
+            raise TypeError(f"the tensor is on {device}, the exchange on device {own} (MoeOptions.cuda_device)")
+        return device_data_of(source, write)
 
     def _stream(self, stream: Any) -> int | None:
         """The stream of a call as the C interface takes it."""

@@ -7,7 +7,9 @@
 #include "moe/device_row.cuh"
 #include "moe/device_step.cuh"
 
-enum { THREADS = MOE_GPU_DISPATCH_THREADS, WARPS = THREADS / WARP };
+/* A launch has as many threads in a block as leave room for the blocks beside it. */
+#define THREADS blockDim.x
+#define WARPS (blockDim.x / WARP)
 
 /* One (source, token) that a group of warps receives. */
 struct item_rows {
@@ -31,6 +33,7 @@ struct block_state {
 
 extern __shared__ __align__(128) unsigned char shared_memory[];
 static __shared__ block_state b;
+static_assert(sizeof(b) + 1024 <= MOE_GPU_DISPATCH_FIXED, "more shared memory");
 
 MOE_DEVICE uint32_t *shared_words(uint32_t at)
 {

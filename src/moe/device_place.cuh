@@ -39,55 +39,97 @@ MOE_DEVICE void take_packet(const moe_gpu_args &a, uint32_t source, uint32_t tok
     }
 }
 
-/* Takes the headers of all sources: a lane for each packet. */
-template <int IN, bool WIDE>
+/* A part of the headers: 32 packets of one source, a lane for each. */
+struct header_part {
+    uint32_t source, number, token;
+    bool over, whole; /* this lane waits no longer; has a packet */
+    uint4 packet, sign;
+};
+
+/* Looks once at each of some parts; true = none is waited for any longer. */
+template <int N>
+MOE_DEVICE bool look_at_headers(const moe_gpu_args &a, step_view v, header_part *p)
+{
+    const unsigned char *here = own_half(a, v.half);
+    const uint64_t packets = (uint64_t)a.geo.max_tokens * a.geo.packets;
+    bool over = true;
+#pragma unroll
+    for (int u = 0; u < N; u++)
+        if (!p[u].over) {
+            p[u].packet = load_packet(here + a.geo.header_at +
+                                      (p[u].source * packets + p[u].number) * 16);
+            p[u].sign = load_packet(here + a.geo.sign_at + p[u].source * MOE_GPU_LINE);
+        }
+#pragma unroll
+    for (int u = 0; u < N; u++) {
+        if (p[u].over)
+            continue;
+        const bool there = p[u].packet.z == v.tag.step && p[u].packet.w == v.tag.kind;
+        const bool beyond = p[u].token >= p[u].sign.z;
+        p[u].over = sign_matches(p[u].sign, v) && (there || beyond);
+        p[u].whole = p[u].over && !beyond;
+        over &= p[u].over;
+    }
+    return __all_sync(ALL_LANES, over);
+}
+
+/* A wait for headers has become long: gives up on sources that do not come. */
+MOE_COLD bool give_up_source(const moe_gpu_args &a, step_view v, uint32_t source)
+{
+    return __any_sync(ALL_LANES,
+                      wait_is_over(v.deadline, &a.lane.state->active, source)) &&
+           decide(a, v, source) == SOURCE_MISSING;
+}
+
+/* Takes the headers of all sources. */
+template <int IN, bool WIDE, int N>
 MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
 {
-    const uint32_t lane = threadIdx.x & 31, packets = a.geo.max_tokens * a.geo.packets;
-    const unsigned char *here = own_half(a, v.half);
+    const uint32_t packets = a.geo.max_tokens * a.geo.packets;
     const uint32_t listened = listened_ranks(a);
-    uint32_t source = 0, part = threadIdx.x / WARP;
+    uint32_t source = 0, part = threadIdx.x / WARP, polls = 0;
     for (;;) {
-        while (part >= a.header_parts) {
-            part -= a.header_parts;
-            source++;
-        }
-        if (source >= a.geo.ranks)
-            return;
-        const uint32_t i = part * WARP + lane, token = __umulhi(i << 1, a.packets_magic);
-        const unsigned char *at =
-            here + a.geo.header_at + ((uint64_t)source * packets + i) * 16;
-        const unsigned char *sign_at = here + a.geo.sign_at + source * MOE_GPU_LINE;
-        bool over = i >= packets || (listened >> source & 1) == 0, whole = false;
-        patience p = {v.deadline, 0};
-        uint4 packet, sign;
-        for (;;) {
-            if (!over) {
-                packet = load_packet(at);
-                sign = load_packet(sign_at);
-                bool there = packet.z == v.tag.step && packet.w == v.tag.kind;
-                bool beyond = token >= sign.z;
-                over = sign_matches(sign, v) && (there || beyond);
-                whole = over && !beyond;
+        header_part p[N];
+#pragma unroll
+        for (int u = 0; u < N; u++) {
+            while (part >= a.header_parts) {
+                part -= a.header_parts;
+                source++;
             }
-            if (__all_sync(ALL_LANES, over))
-                break;
-            if (out_of_patience(&p, a.lane.state, source) &&
-                decide(a, v, source) == SOURCE_MISSING)
-                over = true;
-            if ((p.polls & 0xff) == 0xff && (a.phase & MOE_GPU_SEND))
+            if (u == 0 && source >= a.geo.ranks)
+                return;
+            p[u].source = source;
+            p[u].number = part * WARP + (threadIdx.x & 31);
+            p[u].token = __umulhi(p[u].number << 1, a.packets_magic);
+            p[u].whole = false;
+            p[u].over = source >= a.geo.ranks || p[u].number >= packets ||
+                        (listened >> source & 1) == 0;
+            part += WARPS;
+        }
+        while (!look_at_headers<N>(a, v, p)) {
+            if ((++polls & 63) != 0)
+                continue;
+#pragma unroll
+            for (int u = 0; u < N; u++)
+                if (!__all_sync(ALL_LANES, p[u].over) &&
+                    give_up_source(a, v, p[u].source))
+                    p[u].over = true;
+            if ((polls & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
                 send_unsent<IN, WIDE>(a, v);
         }
-        if (whole) {
-            take_packet(a, source, token,
-                        (i - token * a.geo.packets) * MOE_GPU_PACKET_SLOTS, packet);
-            if (i == 0) {
-                b.tokens[source] = sign.z;
-                if (sign.w)
-                    atomicOr(&b.unweighted, 1u << source);
+#pragma unroll
+        for (int u = 0; u < N; u++) {
+            if (!p[u].whole)
+                continue;
+            take_packet(a, p[u].source, p[u].token,
+                        (p[u].number - p[u].token * a.geo.packets) * MOE_GPU_PACKET_SLOTS,
+                        p[u].packet);
+            if (p[u].number == 0) {
+                b.tokens[p[u].source] = p[u].sign.z;
+                if (p[u].sign.w)
+                    atomicOr(&b.unweighted, 1u << p[u].source);
             }
         }
-        part += WARPS;
     }
 }
 

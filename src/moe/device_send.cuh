@@ -85,7 +85,7 @@ MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
  * do with rows. */
 MOE_DEVICE uint32_t header_warp(uint32_t turn)
 {
-    return (WARPS - 1) - turn % WARPS;
+    return (WARPS - 1) - (turn & (WARPS - 1));
 }
 
 /* The first entries of a token, one for each lane, long before they are needed. */
@@ -98,18 +98,40 @@ MOE_DEVICE void load_routing(const moe_gpu_args &a, uint32_t token, uint32_t tok
     *weight = exists && a.in_weights ? a.in_weights[at] : 0.0f;
 }
 
-/* Headers of all tokens of the block, each by one warp. */
-MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t tokens)
-{
-    const uint32_t warp = header_warp(threadIdx.x / WARP), number = sender_number(a);
-    const bool signs = number == a.plan.senders - 1 && warp == 0;
-    uint32_t token = number + warp * a.plan.senders;
-    if (token >= tokens && !signs)
-        return;
+/* What a warp of a sending block needs first: asked for before the step is known. */
+struct first_header {
+    uint32_t token;
+    bool signs; /* tells all ranks that this one takes part */
     int64_t id;
     float weight;
-    load_routing(a, token, tokens, &id, &weight);
-    uint32_t sendable = sendable_ranks(a, v);
+    rank_view rank;
+};
+
+MOE_DEVICE first_header begin_headers(const moe_gpu_args &a, uint32_t tokens)
+{
+    const uint32_t warp = header_warp(threadIdx.x / WARP), number = sender_number(a);
+    first_header h;
+    h.token = number + warp * a.plan.senders;
+    h.signs = number == a.plan.senders - 1 && warp == 0;
+    if (h.token >= tokens && !h.signs)
+        return h;
+    load_routing(a, h.token, tokens, &h.id, &h.weight);
+    h.rank = view_rank(a);
+    return h;
+}
+
+/* Headers of all tokens of the block, each by one warp. */
+MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, const first_header &h,
+                             uint32_t tokens)
+{
+    const uint32_t warp = header_warp(threadIdx.x / WARP);
+    const bool signs = h.signs;
+    uint32_t token = h.token;
+    if (token >= tokens && !signs)
+        return;
+    int64_t id = h.id;
+    float weight = h.weight;
+    uint32_t sendable = sendable_ranks(a, v, h.rank);
     if (signs)
         send_sign(a, v, sendable, tokens);
 #pragma unroll 1
@@ -224,7 +246,8 @@ MOE_DEVICE void stage_eights(const moe_gpu_args &a,
 /* The first vectors of a thread in a row: those of the next row are loaded before a row
  * is handed to the link, which would hold them up. */
 template <int IN> struct ahead_of {
-    uint4 eight[2][8 / element<IN>::COUNT];
+    enum { GROUPS = IN == MOE_GPU_F32 ? 2 : 4 };
+    uint4 eight[GROUPS][8 / element<IN>::COUNT];
 };
 
 template <int IN, bool WIDE>
@@ -235,8 +258,10 @@ MOE_DEVICE void load_ahead(const moe_gpu_args &a, uint32_t token, uint32_t first
                                (uint64_t)token * a.hidden * element<IN>::BYTES;
     if (token == NO_TOKEN)
         return;
-    load_eight<IN, WIDE>(a, row, first, ahead->eight[0]);
-    load_eight<IN, WIDE>(a, row, first + n * 8, ahead->eight[1]);
+#pragma unroll
+    for (uint32_t u = 0; u < ahead_of<IN>::GROUPS; u++)
+        if (u < 2 || (first & ~255u) + n * 16 < a.hidden)
+            load_eight<IN, WIDE>(a, row, first + u * n * 8, ahead->eight[u]);
 }
 
 /* Quantises a row into the stage: 16 lanes for each group of 128 elements. */
@@ -250,10 +275,14 @@ MOE_DEVICE void stage_fp8_row(const moe_gpu_args &a, uint32_t token, ahead_of<IN
     load_ahead<IN, WIDE>(a, next, tid * 8, n, ahead);
     /* Bounds are those of whole warps: lanes exchange their maxima. */
 #pragma unroll 1
-    for (uint32_t first = tid * 8; (first & ~255u) < a.hidden; first += n * 16) {
-        if (first >= n * 16)
+    for (uint32_t first = tid * 8; (first & ~255u) < a.hidden;
+         first += n * 8 * ahead_of<IN>::GROUPS) {
+        if (first >= n * 8 * ahead_of<IN>::GROUPS)
             load_ahead<IN, WIDE>(a, token, first, n, &now);
-        stage_eights<IN, 2>(a, now.eight, first, n, stage);
+        if (ahead_of<IN>::GROUPS > 2 && (first & ~255u) + n * 16 < a.hidden)
+            stage_eights<IN, ahead_of<IN>::GROUPS>(a, now.eight, first, n, stage);
+        else
+            stage_eights<IN, 2>(a, now.eight, first, n, stage);
     }
     if (a.format == MOE_GPU_UE8M0 && tid < bytes - groups) {
         uint32_t at = a.geo.row.scale_at + groups + tid;
@@ -317,7 +346,7 @@ template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, st
     bool locked = lane == 0 && atomicCAS(&b.stage_lock, 0, 1) == 0;
     if (!__any_sync(ALL_LANES, locked))
         return;
-    uint32_t sendable = sendable_ranks(a, v);
+    uint32_t sendable = sendable_ranks(a, v, view_rank(a));
     send_sign(a, v, sendable, tokens);
     for (uint32_t t = 0; t < tokens; t++) {
         if (__all_sync(ALL_LANES, load_word(&a.lane.sent_rows[t]) == v.step))
@@ -343,14 +372,28 @@ template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, st
         atomicExch(&b.stage_lock, 0);
 }
 
-template <int IN, bool WIDE> MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v)
-{
-    const uint32_t tid = threadIdx.x, tokens = own_tokens(a);
+/* What a sending block has asked for before the step is known. */
+template <int IN> struct send_begin {
+    uint32_t tokens;
+    first_header header;
     ahead_of<fp8_source<IN>::TYPE> ahead;
-    if (IN != MOE_GPU_BYTES && sender_number(a) < tokens)
-        load_ahead<fp8_source<IN>::TYPE, WIDE>(a, sender_number(a), tid * 8, THREADS,
-                                               &ahead);
-    send_headers(a, v, tokens);
+};
+
+template <int IN, bool WIDE>
+MOE_DEVICE void begin_send(const moe_gpu_args &a, send_begin<IN> *begin)
+{
+    begin->tokens = own_tokens(a);
+    begin->header = begin_headers(a, begin->tokens);
+    if (IN != MOE_GPU_BYTES && sender_number(a) < begin->tokens)
+        load_ahead<fp8_source<IN>::TYPE, WIDE>(a, sender_number(a), threadIdx.x * 8,
+                                               THREADS, &begin->ahead);
+}
+
+template <int IN, bool WIDE>
+MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, send_begin<IN> *begin)
+{
+    const uint32_t tid = threadIdx.x, tokens = begin->tokens;
+    send_headers(a, v, begin->header, tokens);
     trace(a, 10);
     uint32_t turn = 0;
 #pragma unroll 1
@@ -365,7 +408,7 @@ template <int IN, bool WIDE> MOE_DEVICE void send_all(const moe_gpu_args &a, ste
             a.lane.sent_rows[t] = v.step;
         uint32_t next =
             t + a.plan.senders < tokens ? t + a.plan.senders : (uint32_t)NO_TOKEN;
-        stage_row<IN, WIDE>(a, v, t, &ahead, next, stage, tid, THREADS);
+        stage_row<IN, WIDE>(a, v, t, &begin->ahead, next, stage, tid, THREADS);
         /* The warp that sent the header has read the weights. */
         if (tid / WARP == header_warp(turn))
             stage_weights(

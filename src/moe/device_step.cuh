@@ -171,14 +171,28 @@ MOE_COLD bool peer_is_done(const moe_gpu_args &a, step_view v, uint32_t to, bool
     return false;
 }
 
-/* The ranks that this step's rows may be stored into; asked by a whole warp. */
-MOE_DEVICE uint32_t sendable_ranks(const moe_gpu_args &a, step_view v)
+/* What is known of a lane's rank before it is sent to. */
+struct rank_view {
+    uint32_t seen; /* newest step whose header came */
+    bool live;
+};
+
+MOE_DEVICE rank_view view_rank(const moe_gpu_args &a)
 {
     const uint32_t to = threadIdx.x & 31;
     const moe_gpu_state *state = a.lane.state;
-    uint32_t seen = to < a.geo.ranks ? state->seen[to] : 0;
-    bool live = to < a.geo.ranks && (load_word(&state->active) >> to & 1);
-    bool ok = to == a.rank || (live && seen == v.step - 1);
+    const bool exists = to < a.geo.ranks;
+    rank_view r = {exists ? state->seen[to] : 0,
+                   exists && (load_word(&state->active) >> to & 1)};
+    return r;
+}
+
+/* The ranks that this step's rows may be stored into; asked by a whole warp. */
+MOE_DEVICE uint32_t sendable_ranks(const moe_gpu_args &a, step_view v, rank_view r)
+{
+    const uint32_t to = threadIdx.x & 31;
+    const bool live = r.live;
+    bool ok = to == a.rank || (live && r.seen == v.step - 1);
     if (live && !ok)
         ok = peer_is_done(a, v, to, (a.phase & MOE_GPU_RECV) != 0);
     return __ballot_sync(ALL_LANES, ok);

@@ -18,21 +18,29 @@
  * memory.
  */
 
-/* The weights of a row, for combine. */
-MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t first,
-                             uint4 v, uint32_t n)
+/* The weights of a row, for combine: a lane for each takes its from the lane that has
+ * loaded it, `at` bytes into the access `v`. */
+MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t at, uint4 v)
 {
     const uint64_t pair = (uint64_t)item->source * a.geo.max_tokens + item->token;
     moe_gpu_entry *entries = a.lane.entries + pair * a.geo.top_k;
 #pragma unroll 1
-    for (uint32_t j = first; j < first + n && j < a.geo.top_k; j++) {
-        float w = __uint_as_float(v.x);
-        item->weight[j] = w;
+    for (uint32_t j = threadIdx.x & 31; (j & ~31u) < a.geo.top_k; j += WARP) {
+        const uint32_t byte = packed_offset((at + j * 4) & ~7u);
+        const uint32_t from = byte >> 4, word = (byte >> 2 & 2) + (j & 1);
+        const uint32_t x = __shfl_sync(ALL_LANES, v.x, from),
+                       y = __shfl_sync(ALL_LANES, v.y, from),
+                       z = __shfl_sync(ALL_LANES, v.z, from),
+                       w = __shfl_sync(ALL_LANES, v.w, from);
+        const float weight = __uint_as_float(word == 0   ? x
+                                             : word == 1 ? y
+                                             : word == 2 ? z
+                                                         : w);
+        if (j >= a.geo.top_k)
+            continue;
+        item->weight[j] = weight;
         if (item->order[j] != 0xff && item->weighs)
-            entries[item->order[j]].weight = w;
-        v.x = v.y;
-        v.y = v.z;
-        v.z = v.w;
+            entries[item->order[j]].weight = weight;
     }
 }
 
@@ -61,17 +69,13 @@ MOE_COLD void finish_weights(const moe_gpu_args &a, const item_rows *item)
     }
 }
 
-/* One lane's part of a row that is not only elements: scales, weights. */
+/* One lane's part of a row that is not only elements: scales too. */
 template <bool WIDE>
-MOE_COLD void write_mixed(const moe_gpu_args &a, item_rows *item, uint32_t at, uint4 v,
-                          bool split)
+MOE_DEVICE void write_mixed(const moe_gpu_args &a, item_rows *item, uint32_t at, uint4 v,
+                            bool split)
 {
     const moe_gpu_row &w = a.geo.row;
     const bool scales = w.scale_bytes && at >= w.scale_at;
-    if (at >= w.weight_at) {
-        keep_weights(a, item, (at - w.weight_at) / 4, v, split ? 2 : 4);
-        return;
-    }
     unsigned char *to = (unsigned char *)(scales ? a.out_scales : a.out_rows);
     const uint32_t bytes = scales ? w.scale_bytes : w.data_bytes;
     at -= scales ? w.scale_at : 0;
@@ -134,14 +138,17 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
         }
 #pragma unroll 1
         for (uint32_t u = 0; u < AHEAD; u++) {
-            uint32_t i = first + u * stride;
-            if ((i + 1) * MOE_GPU_ACCESS_DATA > bytes && i * 2 + (lane >> 4) < pairs)
-                write_mixed<WIDE>(a, item, i * MOE_GPU_ACCESS_DATA + inside,
-                                  u == 0   ? data[0]
-                                  : u == 1 ? data[1]
-                                  : u == 2 ? data[2]
-                                           : data[3],
-                                  place.split);
+            const uint32_t i = first + u * stride, at = i * MOE_GPU_ACCESS_DATA;
+            if (at + MOE_GPU_ACCESS_DATA <= bytes || i >= a.row_accesses)
+                continue;
+            const uint4 part = u == 0   ? data[0]
+                               : u == 1 ? data[1]
+                               : u == 2 ? data[2]
+                                        : data[3];
+            if (at + inside < a.geo.row.weight_at && i * 2 + (lane >> 4) < pairs)
+                write_mixed<WIDE>(a, item, at + inside, part, place.split);
+            if (a.geo.row.weight_at - at < MOE_GPU_ACCESS_DATA)
+                keep_weights(a, item, a.geo.row.weight_at - at, part);
         }
     }
 }
@@ -453,7 +460,10 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
 template <int IN, bool WIDE>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
-    receive_headers<IN, WIDE>(a, v);
+    if (a.header_parts * a.geo.ranks <= WARPS) /* few instructions for few tokens */
+        receive_headers<IN, WIDE, 1>(a, v);
+    else
+        receive_headers<IN, WIDE, 2>(a, v);
     trace(a, 4);
     __syncthreads();
     trace(a, 5);
@@ -478,8 +488,12 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
     const uint32_t tid = threadIdx.x;
     trace(a, TRACE_BEGIN);
-    const step_view v = view_of(a, a.lane.state->step[blockIdx.x], begin);
+    const uint32_t step = a.lane.state->step[blockIdx.x];
     const bool sends = is_sender(a);
+    send_begin<IN> first;
+    if (sends)
+        begin_send<IN, WIDE>(a, &first);
+    const step_view v = view_of(a, step, begin);
     /* A block that only sends receives nothing, not even headers. */
     const bool receives = (a.phase & MOE_GPU_RECV) && (!sends || is_receiver(a));
     if (tid == 0)
@@ -494,7 +508,7 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
             set_of(a, 0)[i] = 0;
     }
     if (sends)
-        send_all<IN, WIDE>(a, v);
+        send_all<IN, WIDE>(a, v, &first);
     trace(a, 3);
     if (receives) {
         __syncthreads();
@@ -510,11 +524,12 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     trace(a, TRACE_END);
 }
 
-MOE_KERNEL(moe_dispatch_bytes, THREADS, dispatch<MOE_GPU_BYTES, false>)
-MOE_KERNEL(moe_dispatch_bf16, THREADS, dispatch<MOE_GPU_BF16, false>)
-MOE_KERNEL(moe_dispatch_f16, THREADS, dispatch<MOE_GPU_F16, false>)
-MOE_KERNEL(moe_dispatch_f32, THREADS, dispatch<MOE_GPU_F32, false>)
-MOE_KERNEL(moe_dispatch_bytes_wide, THREADS, dispatch<MOE_GPU_BYTES, true>)
-MOE_KERNEL(moe_dispatch_bf16_wide, THREADS, dispatch<MOE_GPU_BF16, true>)
-MOE_KERNEL(moe_dispatch_f16_wide, THREADS, dispatch<MOE_GPU_F16, true>)
-MOE_KERNEL(moe_dispatch_f32_wide, THREADS, dispatch<MOE_GPU_F32, true>)
+MOE_KERNEL(moe_dispatch_bytes, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_BYTES, false>)
+MOE_KERNEL(moe_dispatch_bf16, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_BF16, false>)
+MOE_KERNEL(moe_dispatch_f16, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F16, false>)
+MOE_KERNEL(moe_dispatch_f32, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F32, false>)
+MOE_KERNEL(moe_dispatch_bytes_wide, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_BYTES, true>)
+MOE_KERNEL(moe_dispatch_bf16_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_BF16, true>)
+MOE_KERNEL(moe_dispatch_f16_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F16, true>)
+MOE_KERNEL(moe_dispatch_f32_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F32, true>)

@@ -44,7 +44,7 @@
 
 enum {
     MOE_GPU_MAX_RANKS = 32,
-    MOE_GPU_MAX_CTAS = 256,
+    MOE_GPU_MAX_CTAS = 512,
     MOE_GPU_TRACE_POINTS = 16,
     MOE_GPU_LINE = 128,
     MOE_GPU_PAIR = 256,
@@ -63,7 +63,11 @@ enum {
     MOE_GPU_NO_SLOT = 0xffff,
     MOE_GPU_MAX_TOP_K = 64,
     MOE_GPU_COMBINE_THREADS = 512,
-    MOE_GPU_DISPATCH_THREADS = 512
+    MOE_GPU_DISPATCH_THREADS =
+        512, /* most; half of them if blocks share multiprocessors */
+    /* Shared memory of a dispatch block besides moe_gpu_share(), at most: its state, what
+     * the driver takes. */
+    MOE_GPU_DISPATCH_FIXED = 20480
 };
 
 /* Bits of moe_gpu_args.phase. */

@@ -154,18 +154,19 @@ static void divide(uint32_t blocks, uint32_t tokens, uint32_t most_slices,
  * receives; so do the blocks of separate phases what these do. Else one block that
  * neither sends nor receives rows is kept for the counts.
  */
-static struct moe_gpu_plan plan_work(const struct moe_gpu *g, uint32_t senders,
-                                     uint32_t give_slices, uint32_t take_slices)
+static struct moe_gpu_plan plan_work(const struct moe_gpu *g, uint32_t blocks,
+                                     uint32_t senders, uint32_t give_slices,
+                                     uint32_t take_slices)
 {
-    uint32_t tokens = g->geo.max_tokens, takers = g->blocks;
-    struct moe_gpu_plan p = {.grid = g->blocks, .senders = g->blocks};
-    if (senders < g->blocks - 1 && g->blocks > 2) {
+    uint32_t tokens = g->geo.max_tokens, takers = blocks;
+    struct moe_gpu_plan p = {.grid = blocks, .senders = blocks};
+    if (senders < blocks - 1 && blocks > 2) {
         p.senders = senders < tokens * give_slices ? senders : tokens * give_slices;
-        takers = g->blocks - p.senders - 1;
+        takers = blocks - p.senders - 1;
     }
     divide(takers, tokens, take_slices, &p.take_classes, &p.take_slices);
     divide(p.senders, tokens, give_slices, &p.give_classes, &p.give_slices);
-    if (takers < g->blocks)
+    if (takers < blocks)
         p.grid = p.take_classes * p.take_slices + 1 + p.senders;
     return p;
 }
@@ -177,8 +178,11 @@ static bool is_whole(uint32_t phase)
 
 static struct moe_gpu_plan dispatch_plan(const struct moe_gpu *g, uint32_t phase)
 {
-    uint32_t senders = g->dispatch_senders ? g->dispatch_senders : g->blocks / 3;
-    return plan_work(g, is_whole(phase) ? senders : g->blocks, 1, 4);
+    uint32_t blocks = g->dispatch_blocks, tokens = g->geo.max_tokens;
+    uint32_t senders = g->dispatch_senders       ? g->dispatch_senders
+                       : tokens * 2 + 1 < blocks ? tokens
+                                                 : blocks / 3;
+    return plan_work(g, blocks, is_whole(phase) ? senders : blocks, 1, 4);
 }
 
 /* Few contributions leave before the owners' waiting begins; many fill all blocks. */
@@ -188,7 +192,7 @@ static struct moe_gpu_plan combine_plan(const struct moe_gpu *g, uint32_t phase)
     uint32_t senders = g->combine_senders ? g->combine_senders
                        : few              ? g->blocks / 2
                                           : g->blocks;
-    return plan_work(g, is_whole(phase) ? senders : g->blocks, 8, 2);
+    return plan_work(g, g->blocks, is_whole(phase) ? senders : g->blocks, 8, 2);
 }
 
 /* Groups of a dispatch block's warps, one for a rank at a time, and warps in each: powers
@@ -198,7 +202,7 @@ static void share_warps(const struct moe_gpu *g, uint32_t *groups, uint32_t *per
     *groups = 1;
     while (*groups * 2 <= g->geo.ranks && *groups * 2 <= MOE_GPU_GROUPS)
         *groups *= 2;
-    *per_group = MOE_GPU_DISPATCH_THREADS / 32 / *groups;
+    *per_group = g->dispatch_threads / 32 / *groups;
 }
 
 /* The same for combine, in powers of two; several warps share a contribution, so that
@@ -236,9 +240,26 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
     return most;
 }
 
+/*
+ * Two small blocks on a multiprocessor are faster than a large one, if both find room
+ * there. A budget counts blocks: they are spread over multiprocessors first.
+ */
+static uint64_t fit_dispatch(struct moe_gpu *g)
+{
+    uint64_t room = (uint64_t)g->device.shared_bytes + 1024, bytes;
+    g->dispatch_blocks = g->blocks * 2;
+    g->dispatch_threads = MOE_GPU_DISPATCH_THREADS / 2;
+    bytes = most_shared(g, false);
+    if (!g->budget && (bytes + MOE_GPU_DISPATCH_FIXED) * 2 <= room)
+        return bytes;
+    g->dispatch_blocks = g->blocks;
+    g->dispatch_threads = MOE_GPU_DISPATCH_THREADS;
+    return most_shared(g, false);
+}
+
 enum hdl_status moe_gpu_fit(struct moe_gpu *g)
 {
-    uint64_t bytes = most_shared(g, false);
+    uint64_t bytes = fit_dispatch(g);
     enum hdl_status s =
         find_kernel(g, dispatch_name(g->config), "", bytes, &g->dispatch[0]);
     if (!s)
@@ -275,8 +296,9 @@ enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *
     g->dispatch_senders = opts->dispatch_senders;
     g->combine_senders = opts->combine_senders;
     g->blocks = opts->blocks ? opts->blocks : (uint32_t)g->device.multiprocessors;
-    if (g->blocks > MOE_GPU_MAX_CTAS)
-        g->blocks = MOE_GPU_MAX_CTAS;
+    if (g->blocks > MOE_GPU_MAX_CTAS / 2)
+        g->blocks = MOE_GPU_MAX_CTAS / 2;
+    g->budget = opts->blocks != 0;
     g->local_experts = moe_map_local_experts(&g->config->map, g->rank);
     s = moe_gpu_make_state(g);
     if (!s)
@@ -471,7 +493,7 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *c
     a.classes_magic = moe_gpu_magic(p.take_classes);
     share_warps(g, &a.groups, &a.per_group);
     a.shared = moe_gpu_share(&g->geo, g->local_experts, a.order, &p);
-    return launch(g, false, wide, MOE_GPU_DISPATCH_THREADS, a.shared.bytes, &a, call);
+    return launch(g, false, wide, g->dispatch_threads, a.shared.bytes, &a, call);
 }
 
 enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *call,

@@ -105,8 +105,16 @@ def compare_graph(buffer: heddle.torch.Buffer) -> None:
 
 
 def compare_operators() -> None:
-    options = {"dtype": heddle.DType.BF16, "memory": heddle.MoeMemory.CUDA}
+    device = torch.cuda.current_device()
+    options = {"dtype": heddle.DType.BF16, "memory": heddle.MoeMemory.CUDA, "cuda_device": device}
     moe = heddle.Moe(adopted(), E, K, H, M, **options)
+    if torch.cuda.device_count() > 1:
+        elsewhere = [t.to(f"cuda:{(device + 1) % torch.cuda.device_count()}") for t in inputs(69, M)]
+        try:
+            moe.dispatch(elsewhere[0], elsewhere[1], moe.new_received())
+            raise AssertionError("rows of another device were taken")
+        except TypeError:
+            pass
     exchange = heddle.torch.register_exchange(moe)
 
     def layer(x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -188,7 +188,7 @@ static void add_times(struct bench *b)
     for (int n = 2 * SKIPPED; n < 2 * PAIRS; n++) {
         const uint64_t *t = b->words + (size_t)n * trace_words;
         uint64_t first = UINT64_MAX, last = 0;
-        for (uint32_t i = 0; i < b->gpu->blocks; i++) {
+        for (uint32_t i = 0; i < MOE_GPU_MAX_CTAS; i++) {
             const uint64_t *at = t + i * MOE_GPU_TRACE_POINTS;
             if (!at[0]) /* the launch had fewer blocks */
                 continue;
