@@ -84,6 +84,20 @@ MOE_DEVICE void write_mixed(const moe_gpu_args &a, item_rows *item, uint32_t at,
                          split);
 }
 
+/* An access that has more than elements, or none. */
+template <bool WIDE>
+MOE_DEVICE void write_rest(const moe_gpu_args &a, item_rows *item, uint32_t access,
+                           uint4 v)
+{
+    const uint32_t lane = threadIdx.x & 31, at = access * MOE_GPU_ACCESS_DATA;
+    const pair_lane place = place_in_pair(lane);
+    const uint32_t inside = lane_offset(lane, place);
+    if (at + inside < a.geo.row.weight_at && access * 2 + (lane >> 4) < a.geo.row.pairs)
+        write_mixed<WIDE>(a, item, at + inside, v, place.split);
+    if (a.geo.row.weight_at - at < MOE_GPU_ACCESS_DATA)
+        keep_weights(a, item, a.geo.row.weight_at - at, v);
+}
+
 /* The warps of a group bring their accesses to one row from its place to where it is
  * wanted. */
 template <int IN, bool WIDE>
@@ -138,17 +152,13 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
         }
 #pragma unroll 1
         for (uint32_t u = 0; u < AHEAD; u++) {
-            const uint32_t i = first + u * stride, at = i * MOE_GPU_ACCESS_DATA;
-            if (at + MOE_GPU_ACCESS_DATA <= bytes || i >= a.row_accesses)
-                continue;
-            const uint4 part = u == 0   ? data[0]
-                               : u == 1 ? data[1]
-                               : u == 2 ? data[2]
-                                        : data[3];
-            if (at + inside < a.geo.row.weight_at && i * 2 + (lane >> 4) < pairs)
-                write_mixed<WIDE>(a, item, at + inside, part, place.split);
-            if (a.geo.row.weight_at - at < MOE_GPU_ACCESS_DATA)
-                keep_weights(a, item, a.geo.row.weight_at - at, part);
+            const uint32_t i = first + u * stride;
+            if ((i + 1) * MOE_GPU_ACCESS_DATA > bytes && i < a.row_accesses)
+                write_rest<WIDE>(a, item, i,
+                                 u == 0   ? data[0]
+                                 : u == 1 ? data[1]
+                                 : u == 2 ? data[2]
+                                          : data[3]);
         }
     }
 }
