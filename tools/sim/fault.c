@@ -279,9 +279,7 @@ static void join_somehow(struct sim_world *w)
         }
         if (gone && sim_slot_is_open(w, slot)) {
             sim_trace(w, "a new process for rank %u", rank);
-            struct sim_process *newcomer = sim_spawn(w, rank, true);
-            if (newcomer && p && p->alive)
-                newcomer->contended = p->contended = true;
+            (void)sim_spawn(w, rank, true);
             return;
         }
     }

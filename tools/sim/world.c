@@ -428,6 +428,9 @@ struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joine
                                         .pid = (int32_t)p->index + 1000,
                                         .socket_name = "sim",
                                         .standalone = w->options.standalone};
+    for (uint32_t i = 0; i < w->num_processes; i++)
+        if (w->processes[i]->alive && w->processes[i]->job_rank == job_rank)
+            w->processes[i]->contended = p->contended = true;
     w->processes[w->num_processes++] = p;
     w->by_rank[job_rank] = p->index;
     if (ctl_agent_create(&w->env, &options, w->now, &p->agent) != HDL_OK) {
