@@ -10,8 +10,8 @@
 
 struct perf_job {
     int64_t ranks, hosts, iters, timeout_us,
-        time_us; /* iters 0 = what fits into time_us */
-    const char *transport;
+        time_us;           /* iters 0 = what fits into time_us */
+    const char *transport; /* NULL = as the environment says */
     bool json;
     /* a rank's */
     struct hdl_context *context;

@@ -425,7 +425,7 @@ bool command_perf_is_moe(int argc, char **argv)
 }
 
 static const struct perf_moe defaults = {
-    .job = {.transport = "auto", .time_us = 500000},
+    .job = {.time_us = 500000},
     .hidden = 4096,
     .topk = 8,
     .experts = 32,
@@ -445,7 +445,7 @@ int command_perf_moe(int argc, char **argv)
         {0, "hosts", TOOL_INT, &p.job.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
         {0, "transport", TOOL_CHOICE, &p.job.transport, 0, "auto|shm|fabric",
-         "the way to the others (default auto)"},
+         "the way to the others (default HEDDLE_TRANSPORT, auto)"},
         {'t', "tokens", TOOL_SIZES, &p.tokens, 0, "LIST",
          "tokens of a rank (default 1,16,128,1K)"},
         {0, "hidden", TOOL_INT, &p.hidden, 1, "H", "elements of a row (default 4096)"},

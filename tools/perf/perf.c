@@ -272,7 +272,7 @@ int command_perf(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "recovery") == 0)
         return perf_recovery(argc - 1, argv + 1);
     struct perf perf = {
-        .job = {.transport = "auto", .time_us = 500000},
+        .job = {.time_us = 500000},
         .sizes = {8, {8, 64, 1024, 4096, 65536, 1 << 20, 16 << 20, 64 << 20}},
     };
     const struct tool_option options[] = {
@@ -280,7 +280,7 @@ int command_perf(int argc, char **argv)
         {0, "hosts", TOOL_INT, &perf.job.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
         {0, "transport", TOOL_CHOICE, &perf.job.transport, 0, "auto|shm|fabric",
-         "the way to the others (default auto)"},
+         "the way to the others (default HEDDLE_TRANSPORT, auto)"},
         {'b', "bytes", TOOL_SIZES, &perf.sizes, 0, "LIST",
          "sizes (default 8,64,1K,4K,64K,1M,16M,64M; powers of 1024)"},
         {0, "iters", TOOL_INT, &perf.job.iters, 1, "I",
