@@ -366,6 +366,9 @@ static bool is_applied(const struct coord_group *group,
     const struct ctl_slot *seen = &group->view->slots[i];
     if (proposal->kind == CTL_PROPOSE_DEACTIVATE)
         return !seen->active || group->slots[i].admitted_epoch > proposal->epoch;
+    /* The slot may be active for a predecessor whose loss no view has yet. */
+    if (proposal->kind == CTL_PROPOSE_JOIN && group->slots[i].holder != proposal->member)
+        return false;
     return seen->active && !seen->absent && !in_doubt(group, proposal, i);
 }
 

@@ -118,7 +118,8 @@ static void place(struct ctl_coordinator *c, struct coord_group *group, uint32_t
     const struct ctl_slot *seen = &group->view->slots[i];
     struct coord_member *member = slot->joiner;
     bool same = member && member->rank_epoch == seen->rank_epoch;
-    if (member && (!same || seen->absent) && member->reported_epoch != 0 &&
+    if (member && (!same || seen->absent) &&
+        (member->reported_epoch != 0 || member->founding) &&
         !(same && seen->closed && !seen->absent)) {
         /* The view before the restart had it dead or replaced. */
         coord_send(c, member->rank,
@@ -217,6 +218,7 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
     member->slot = msg->slot;
     member->endpoint = endpoint;
     member->reported_epoch = msg->flag ? msg->epoch : 0;
+    member->founding = !msg->flag && !registration->join;
     base_list_push_back(&rank->members, &member->node);
     group->slots[msg->slot].joiner = member;
     group->unfreeze |= collecting && msg->x != 0;

@@ -83,6 +83,7 @@ struct coord_member {
     uint64_t done;
     uint64_t watch;          /* position asked for by WATCH; 0 = none */
     uint64_t reported_epoch; /* collecting: of the view that it has; 0 = not committed */
+    bool founding;           /* collecting: a founder that was not told of the start */
     struct ctl_bytes *endpoint;
     struct base_rank_set *reached_by; /* joiner: slots whose data plane reaches it */
     struct base_rank_set *reaches;    /* joiner: slots that its data plane reaches */

@@ -84,6 +84,32 @@ static void test_few_ranks_many_changes(void **state)
     run_each(options, faults, 400);
 }
 
+/* The coordinator is lost with what only some were told: a founder that did not hear of
+ * the start was declared dead; a joiner waits behind a predecessor that is dead, but not
+ * in any view. */
+static void test_restarts_that_broke(void **state)
+{
+    static const struct {
+        uint32_t ranks;
+        bool messaged;
+        uint64_t seed;
+    } cases[] = {{3, false, 1044299}, {7, true, 1017160}};
+    for (int i = 0; i < 2; i++) {
+        struct sim_options options;
+        struct sim_result result;
+        sim_defaults(&options);
+        options.ranks = cases[i].ranks;
+        options.capacity = options.ranks + 2;
+        options.ops = 8;
+        options.num_faults = 6;
+        options.faults = 0x3ff;
+        options.messaged = cases[i].messaged;
+        options.seed = cases[i].seed;
+        if (!sim_run(&options, &result))
+            fail_msg("seed %llu: %s", (unsigned long long)options.seed, result.text);
+    }
+}
+
 /* Links that stay down: ranks are removed, or in manual policy operations fail on all. */
 static void test_broken_links(void **state)
 {
@@ -219,6 +245,7 @@ int main(void)
         cmocka_unit_test(test_all_faults_together),
         cmocka_unit_test(test_membership_changes),
         cmocka_unit_test(test_few_ranks_many_changes),
+        cmocka_unit_test(test_restarts_that_broke),
         cmocka_unit_test(test_broken_links),
         cmocka_unit_test(test_the_coordinator_restarts),
         cmocka_unit_test(test_partitions),
