@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/half.h"
 #include "moe/rows.h"
 
 static void *memory(size_t bytes)
@@ -143,32 +142,13 @@ enum hdl_status moe_usual_dispatch(struct moe_usual *u, struct moe_bench *b)
 /* The weighted sum of each token's rows, the entries in list order. */
 static void sum_rows(const struct moe_usual *u, struct moe_bench *b)
 {
-    size_t h = (size_t)b->hidden;
+    const struct moe_wire wire = {.dtype = b->dtype, .hidden = (uint32_t)b->hidden};
     for (int64_t t = 0; t < b->tokens; t++) {
-        const uint16_t *rows[64];
-        uint16_t *to = (uint16_t *)(void *)(b->results + (size_t)t * b->row_bytes);
+        const void *rows[64];
         for (int64_t j = 0; j < b->topk; j++)
-            rows[j] = (const uint16_t *)(const void *)(u->send +
-                                                       (size_t)u->order[t * b->topk + j] *
-                                                           b->row_bytes);
-        for (size_t x = 0; b->dtype == HDL_BF16 && x < h; x += 64) {
-            float acc[64] = {0};
-            size_t n = h - x < 64 ? h - x : 64;
-            for (int64_t j = 0; j < b->topk; j++) {
-                float w = b->weights[t * b->topk + j];
-                for (size_t i = 0; i < n; i++)
-                    acc[i] += w * base_bf16_to_float(rows[j][x + i]);
-            }
-            for (size_t i = 0; i < n; i++)
-                to[x + i] = base_bf16_from_float(acc[i]);
-        }
-        for (size_t x = 0; b->dtype == HDL_F32 && x < h; x++) {
-            float acc = 0;
-            for (int64_t j = 0; j < b->topk; j++)
-                acc += b->weights[t * b->topk + j] *
-                       ((const float *)(const void *)rows[j])[x];
-            ((float *)(void *)to)[x] = acc;
-        }
+            rows[j] = u->send + (size_t)u->order[t * b->topk + j] * b->row_bytes;
+        moe_rows_give(&wire, b->results + (size_t)t * b->row_bytes, rows,
+                      b->weights + t * b->topk, (size_t)b->topk, false);
     }
 }
 
