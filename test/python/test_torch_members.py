@@ -150,6 +150,13 @@ def not_made(port: int, rank: int) -> None:
     """A rank that never comes: init returns, whoever uses the group is told, destroy() does not wait for ever."""
     group = join(port, rank, 3, timeout=1.5)
     assert group.size() == 3
+    if (pid := os.fork()) == 0:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            os._exit(int("before the fork" not in str(error)))
+        os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
     with raises(RuntimeError, "rank"):
         dist.all_reduce(torch.ones(1))
     with raises(RuntimeError, "rank"):
@@ -256,14 +263,14 @@ def late(rank: int, size: int) -> None:
     if rank == 1:
         time.sleep(0.3)
     sum_, work = total(group, 1)
-    assert sum_ == size and pg.get_local_success(work)
+    assert sum_ == size and pg.get_local_success(work) and active(group) == [1] * size
     t = torch.full((1,), float(rank))
     if rank == 1:
         time.sleep(0.3)
         dist.send(t, 0, group)
     else:
         dist.recv(t, 1, group)
-    assert t.item() == 1 and active(group) == [1] * size
+    assert t.item() == 1
 
 
 def test_a_late_rank_is_not_lost() -> None:
