@@ -34,7 +34,7 @@ def join(world: heddle.Group) -> tuple[heddle.Group, np.ndarray]:
 
 
 def welcome(group: heddle.Group, model: np.ndarray) -> bool:
-    """The first operation with new members. Whether all are there is asked before it: behind it, who is done may leave."""
+    """The first operation with new members. Are all there? Asked before it: behind it, who is done may leave."""
     full = len(group.view().active) == CAPACITY
     group.broadcast(model, root=0)
     return full

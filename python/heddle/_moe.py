@@ -233,7 +233,8 @@ class Moe(Object):
     def _data(self, source: Any, write: bool = False) -> Data:
         if not self.on_device:
             return data_of(source, write)
-        device, own = getattr(source, "device", None), self.options.cuda_device
+        device: Any = getattr(source, "device", None)
+        own = self.options.cuda_device
         if getattr(device, "type", None) == "cuda" and device.index != own:
             raise TypeError(f"the tensor is on {device}, the exchange on device {own} (MoeOptions.cuda_device)")
         return device_data_of(source, write)
