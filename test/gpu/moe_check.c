@@ -239,8 +239,11 @@ int main(int argc, char **argv)
         int bad = 0;
         if ((mode && atoi(mode) != (int)how) || (how == APART && gpus < 2))
             continue;
-        for (uint32_t i = 0; i < cases && bad < 8; i++)
+        for (uint32_t i = 0; i < cases && bad < 8; i++) {
             bad += run_case(&seed, how, gpus, i, only);
+            if (getenv("MOE_CHECK_PROGRESS")) /* what a run that is cut off reached */
+                fprintf(stderr, "%s: %u of %u cases\n", placements[how], i + 1, cases);
+        }
         printf("ranks %s: %u cases, %d steps differ\n", placements[how], cases, bad);
         fflush(stdout);
         total += bad;

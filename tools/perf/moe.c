@@ -370,15 +370,15 @@ static int run_cuda(struct perf_moe *p)
         .experts = p->experts,
         .replays = p->job.iters ? p->job.iters : REPLAYS,
         .blocks = p->blocks,
+        .routing = p->routing,
+        .nccl = p->compare != NULL,
         .fp8 = dtype == 2,
         .layout = (enum hdl_moe_layout)tool_choice(LAYOUTS, p->layout),
         .tokens = tokens,
         .num_tokens = (int64_t)p->tokens.count,
     };
-    if (dtype == 1 || p->compare || strcmp(p->routing, "uniform") != 0 ||
-        strcmp(p->phases, "fused") != 0)
-        return tool_usage_error("with --device cuda rows are bf16 or fp8, routing is "
-                                "uniform, phases fused, and nothing is compared");
+    if (dtype == 1 || strcmp(p->phases, "fused") != 0)
+        return tool_usage_error("with --device cuda rows are bf16 or fp8, phases fused");
     for (size_t i = 0; i < p->tokens.count; i++)
         tokens[i] = (int64_t)p->tokens.size[i];
     return moe_cuda_run(&o);
@@ -464,7 +464,8 @@ int command_perf_moe(int argc, char **argv)
         {0, "blocks", TOOL_INT, &p.blocks, 1, "B",
          "multiprocessors that a kernel may take (default all)"},
         {0, "compare", TOOL_CHOICE, &p.compare, 0, "alltoall",
-         "also by counts and all_to_all_v, and by a dense all_to_all"},
+         "also by counts and all_to_all_v, and by a dense all_to_all; on GPUs by NCCL's "
+         "all_to_all"},
         {0, "iters", TOOL_INT, &p.job.iters, 1, "I",
          "measured steps (default: what fits into half a second)"},
         {0, "time", TOOL_SECONDS, &p.job.time_us, 0, "S",

@@ -25,8 +25,9 @@ struct moe_bench {
     unsigned char *rows, *outputs, *results;
     int32_t *ids;
     float *weights;
-    int64_t pairs;  /* distinct (token, rank) pairs, own ones included */
-    int64_t remote; /* without those of this rank */
+    int64_t pairs;     /* distinct (token, rank) pairs, own ones included */
+    int64_t remote;    /* without those of this rank */
+    int64_t *for_rank; /* [ranks] pairs of each rank, if not NULL */
 
     struct hdl_moe *moe;
     struct hdl_moe_handle handle;
@@ -34,6 +35,8 @@ struct moe_bench {
     struct hdl_moe_sizes sizes;
 };
 
+/* Fills ids and weights, and counts pairs. */
+void moe_bench_route(struct moe_bench *b);
 /* Routing, rows, memory. False when memory is short. */
 bool moe_bench_open(struct moe_bench *b);
 void moe_bench_close(struct moe_bench *b);

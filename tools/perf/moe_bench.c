@@ -71,7 +71,7 @@ static int64_t draw_expert(const struct moe_bench *b, uint64_t *seed, int64_t po
     return (int64_t)base_splitmix_below(seed, (uint64_t)b->experts);
 }
 
-static void route(struct moe_bench *b)
+void moe_bench_route(struct moe_bench *b)
 {
     uint64_t seed = 77 + (uint64_t)b->rank;
     for (int64_t t = 0; t < b->tokens; t++) {
@@ -89,6 +89,8 @@ static void route(struct moe_bench *b)
             int64_t to = id / b->local;
             b->pairs += !seen[to];
             b->remote += !seen[to] && to != b->rank;
+            if (b->for_rank)
+                b->for_rank[to] += !seen[to];
             seen[to] = true;
             j++;
         }
@@ -118,7 +120,7 @@ bool moe_bench_open(struct moe_bench *b)
     b->weights = memory(tokens * k * sizeof(float));
     if (!b->rows || !b->results || !b->ids || !b->weights)
         return false;
-    route(b);
+    moe_bench_route(b);
     for (size_t t = 0; t < tokens; t++)
         for (size_t h = 0; h < (size_t)b->hidden; h++)
             put(b, b->rows, t * (size_t)b->hidden + h, row_value(b->rank, (int64_t)t));

@@ -10,7 +10,9 @@
 #include "moe/gpu_link.h"
 #include "tools/commands.h"
 #include "tools/options.h"
+#include "tools/perf/moe.h"
 #include "tools/perf/moe_cuda.h"
+#include "tools/perf/nccl.h"
 
 /*
  * A graph holds PAIRS times dispatch and combine. Every block notes when it began and
@@ -30,7 +32,8 @@ struct bench {
     struct gpu_stream *stream;
     struct gpu_event *begin, *end;
     struct gpu_graph_exec *exec;
-    int64_t tokens, remote; /* distinct remote ranks of all tokens */
+    int64_t tokens;
+    int64_t most; /* rows that a rank sends to others, or gets of them, at most */
     uint64_t rows, ids, weights, out, scales, outputs, result, trace;
     float *want; /* [T] sum of the weights */
     uint64_t *words;
@@ -53,7 +56,21 @@ static enum hdl_status put(struct bench *b, size_t bytes, const void *from, uint
     return s;
 }
 
-/* Distinct experts of each token, drawn alike; random bf16 rows below 2. */
+/* Rows that cross a link to or from the rank where these are most. */
+static enum hdl_status count_rows(struct bench *b, int64_t remote, int64_t *for_rank)
+{
+    const struct perf_job *job = b->o->job;
+    enum hdl_status s = HDL_OK;
+    b->most = remote;
+    for_rank[job->rank] = 0;
+    for (int r = 0; s == HDL_OK && r < job->num_ranks; r++) {
+        s = perf_agree(job, &for_rank[r], HDL_SUM);
+        b->most = for_rank[r] > b->most ? for_rank[r] : b->most;
+    }
+    return s == HDL_OK ? perf_agree(job, &b->most, HDL_MAX) : s;
+}
+
+/* Routing as for hosts; random bf16 rows below 2. */
 static enum hdl_status fill(struct bench *b, uint16_t *rows, int32_t *ids, float *weights)
 {
     const struct moe_cuda_opts *o = b->o;
@@ -61,28 +78,25 @@ static enum hdl_status fill(struct bench *b, uint16_t *rows, int32_t *ids, float
     int64_t k = o->topk;
     for (int64_t i = 0; i < b->tokens * o->hidden; i++)
         rows[i] = (uint16_t)(0x3f80 | (base_splitmix_next(&random) & 0x807f));
-    for (int64_t t = 0; t < b->tokens; t++) {
-        uint32_t ranks = 0;
-        for (int64_t j = 0; j < k; j++) {
-            int32_t id = (int32_t)(base_splitmix_next(&random) % (uint64_t)o->experts);
-            for (int64_t i = 0; i < j; i++)
-                if (ids[t * k + i] == id) {
-                    id = (id + 1) % (int32_t)o->experts;
-                    i = -1;
-                }
-            ids[t * k + j] = id;
-            weights[t * k + j] = (float)(base_splitmix_next(&random) % 256 + 1) / 256;
-            b->want[t] += weights[t * k + j];
-            ranks |= 1u << (id / (o->experts / o->job->num_ranks));
-        }
-        b->remote += __builtin_popcount(ranks & ~(1u << o->job->rank));
-    }
+    int64_t for_rank[MOE_GPU_MAX_RANKS] = {0};
+    struct moe_bench routes = {.rank = o->job->rank,
+                               .tokens = b->tokens,
+                               .topk = k,
+                               .experts = o->experts,
+                               .local = o->experts / o->job->num_ranks,
+                               .routing = o->routing,
+                               .ids = ids,
+                               .weights = weights,
+                               .for_rank = for_rank};
+    moe_bench_route(&routes);
+    for (int64_t i = 0; i < b->tokens * k; i++)
+        b->want[i / k] += weights[i];
     enum hdl_status s = put(b, (size_t)(b->tokens * o->hidden) * 2, rows, &b->rows);
     if (s == HDL_OK)
         s = put(b, (size_t)(b->tokens * k) * sizeof(*ids), ids, &b->ids);
     if (s == HDL_OK)
         s = put(b, (size_t)(b->tokens * k) * sizeof(*weights), weights, &b->weights);
-    return s;
+    return s == HDL_OK ? count_rows(b, routes.remote, for_rank) : s;
 }
 
 static enum hdl_status make_inputs(struct bench *b)
@@ -284,33 +298,74 @@ static void close_bench(struct bench *b)
     free(b->want);
 }
 
-static void print_row(const struct bench *b, const struct perf_times times[3], bool good,
-                      int64_t remote)
+/* Bytes of a row of dispatch, of combine. */
+static double row_bytes(const struct bench *b, int op)
 {
-    const struct moe_cuda_opts *o = b->o;
-    static const char *const names[] = {"dispatch", "combine", "pair"};
-    double row = (double)b->moe->config.shape.row_elem * (double)o->hidden +
-                 b->moe->config.shape.row_scales;
-    double bytes[] = {(double)remote * row, (double)remote * (double)o->hidden * 2, 0};
-    for (int i = 0; i < 3; i++) {
-        double gbps = bytes[i] / times[i].p50_us * 1e-3;
-        if (o->job->json)
-            printf("{\"op\": \"%s\", \"tokens\": %lld, \"p50_us\": %.2f, \"p99_us\": "
-                   "%.2f, \"least_bytes\": %.0f, \"GBps\": %.1f, \"checked\": %s}\n",
-                   names[i], (long long)b->tokens, times[i].p50_us, times[i].p99_us,
-                   bytes[i], gbps, good ? "true" : "false");
-        else
-            printf("%-9s %7lld %9.2f %9.2f %12.0f %8.1f %s\n", names[i],
-                   (long long)b->tokens, times[i].p50_us, times[i].p99_us, bytes[i], gbps,
-                   good ? "yes" : "WRONG");
+    const struct moe_shape *shape = &b->moe->config.shape;
+    return op ? (double)b->o->hidden * 2
+              : (double)shape->row_elem * (double)b->o->hidden + shape->row_scales;
+}
+
+static void print_row(const struct bench *b, const char *op, const struct perf_times *t,
+                      double bytes, const char *checked)
+{
+    double gbps = bytes / t->p50_us * 1e-3;
+    if (b->o->job->rank != 0)
+        return;
+    if (b->o->job->json)
+        printf("{\"op\": \"%s\", \"tokens\": %lld, \"p50_us\": %.2f, \"p99_us\": "
+               "%.2f, \"least_bytes\": %.0f, \"GBps\": %.1f, \"checked\": %s}\n",
+               op, (long long)b->tokens, t->p50_us, t->p99_us, bytes, gbps,
+               strcmp(checked, "yes") == 0 ? "true" : "false");
+    else
+        printf("%-15s %7lld %9.2f %9.2f %12.0f %8.1f %s\n", op, (long long)b->tokens,
+               t->p50_us, t->p99_us, bytes, gbps, checked);
+    (void)fflush(stdout);
+}
+
+/* NCCL moves as many bytes to each rank as we do, then every expert's share padded to all
+ * tokens, unless that is too much. */
+static enum hdl_status measure_nccl(struct bench *b, struct perf_nccl *nccl)
+{
+    static const char *const names[] = {"dispatch nccl", "combine nccl",
+                                        "dispatch padded", "combine padded"};
+    enum { FEW = 20 };
+    const int ranks = b->o->job->num_ranks;
+    const double most = 1 << 30;
+    enum hdl_status s = HDL_OK;
+    for (int i = 0; s == HDL_OK && i < 4; i++) {
+        double rows = i < 2 ? (double)b->most / (ranks > 1 ? ranks - 1 : 1)
+                            : (double)(b->tokens * b->o->experts / ranks);
+        double bytes = ceil(rows * row_bytes(b, i & 1));
+        struct perf_times t;
+        if (bytes * ranks > most || bytes < 1)
+            continue;
+        s = perf_nccl_measure(nccl, (size_t)bytes,
+                              b->o->replays < FEW ? b->o->replays : FEW, &t);
+        if (s == HDL_OK)
+            print_row(b, names[i], &t, bytes * (ranks - 1), "no");
     }
-    fflush(stdout);
+    return s;
+}
+
+static enum hdl_status compare_nccl(struct bench *b)
+{
+    struct perf_nccl *nccl = NULL;
+    enum hdl_status s = perf_nccl_open(b->o->job, &b->gpu->device, b->stream, &nccl);
+    if (s == HDL_ENOTSUP && b->o->job->rank == 0)
+        (void)fprintf(stderr, "# nothing to compare with: %s\n", base_detail());
+    if (s != HDL_OK)
+        return s == HDL_ENOTSUP ? HDL_OK : s;
+    s = measure_nccl(b, nccl);
+    perf_nccl_close(nccl);
+    return s;
 }
 
 static enum hdl_status measure(struct bench *b, bool *good)
 {
+    static const char *const names[] = {"dispatch", "combine", "pair"};
     struct perf_times times[3];
-    int64_t remote = b->remote, wrong;
+    int64_t wrong;
     enum hdl_status s = capture(b);
     for (int64_t i = 0; s == HDL_OK && i < b->o->replays + 2; i++) {
         if (i == 2) /* the first two warm up */
@@ -321,15 +376,14 @@ static enum hdl_status measure(struct bench *b, bool *good)
         s = check_results(b, good);
     for (int i = 0; s == HDL_OK && i < 3; i++)
         s = perf_agree_times(b->o->job, b->samples[i], b->count[i], &times[i]);
-    if (s == HDL_OK)
-        s = perf_agree(b->o->job, &remote, HDL_MAX);
     wrong = !*good;
     if (s == HDL_OK)
         s = perf_agree(b->o->job, &wrong, HDL_MAX);
     *good = wrong == 0;
-    if (s == HDL_OK && b->o->job->rank == 0)
-        print_row(b, times, *good, remote);
-    return s;
+    for (int i = 0; s == HDL_OK && i < 3; i++)
+        print_row(b, names[i], &times[i], i < 2 ? (double)b->most * row_bytes(b, i) : 0,
+                  *good ? "yes" : "WRONG");
+    return s == HDL_OK && b->o->nccl ? compare_nccl(b) : s;
 }
 
 int moe_cuda_run(const struct moe_cuda_opts *o)
@@ -339,7 +393,7 @@ int moe_cuda_run(const struct moe_cuda_opts *o)
         return tool_failed("%s", base_detail());
     if (o->job->rank == 0 && !o->job->json)
         printf("# %d ranks, hidden %lld, top-k %lld, experts %lld, %s; %lld replays of "
-               "%d steps, kernel times; pair: both from end to end\n%-9s %7s %9s %9s "
+               "%d steps, kernel times; pair: both from end to end\n%-15s %7s %9s %9s "
                "%12s %8s %s\n",
                o->job->num_ranks, (long long)o->hidden, (long long)o->topk,
                (long long)o->experts, o->fp8 ? "fp8" : "bf16", (long long)o->replays,

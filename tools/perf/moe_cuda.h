@@ -8,7 +8,9 @@
 struct moe_cuda_opts {
     const struct perf_job *job;
     int64_t hidden, topk, experts, replays, blocks;
+    const char *routing;
     bool fp8;
+    bool nccl; /* also NCCL's all_to_all, if there is one */
     enum hdl_moe_layout layout;
     const int64_t *tokens;
     int64_t num_tokens;
