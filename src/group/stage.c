@@ -17,9 +17,6 @@ enum { PROBE_PIECES = 32, PROBE_EVERY = 1024, SMALL_BYTES = 8 * 1024 };
  * goes past comes back from memory; in a collective every rank waits for that, while the
  * sender of a message writes the next piece meanwhile. */
 static const uint32_t halves[GROUP_STAGES][GROUP_STAGE_SIZES] = {{4, 6, 6}, {4, 3, 3}};
-/* Messages in larger pieces, where the cache is common: writing through it takes longest,
- * or reading what went past it. If every other piece goes each way, neither does. */
-enum { MIXED_MOST = 4 };
 
 /* A piece can be slow by accident, but not fast: a lower time counts at once. */
 static void note(uint32_t *ps, int64_t ns, size_t bytes)
@@ -55,9 +52,7 @@ void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
         }
     }
     bool timed = size > 0 || stage->pieces < 2 * PROBE_PIECES;
-    bool probes = stage->pieces < PROBE_PIECES;
-    bool past = stage->mixed && !probes ? stage->pieces % 2 : stage->past != probes;
-    stage->pieces++;
+    bool past = stage->past != (stage->pieces++ < PROBE_PIECES);
     int64_t start = timed ? base_now_ns() : 0;
     base_copy(dst, src, bytes, past);
     if (!timed || stage->pieces <= PROBE_PIECES / 2)
@@ -65,12 +60,8 @@ void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
     if (size == 0)
         atomic_thread_fence(memory_order_seq_cst);
     note(past ? &stage->past_ps : &stage->cached_ps, base_now_ns() - start, bytes);
-    if (stage->pieces <= PROBE_PIECES)
-        return;
-    stage->past = 2 * stage->cached_ps > halves[kind][size] * stage->past_ps;
-    stage->mixed = kind == GROUP_STAGE_MESSAGE && size == 1 &&
-                   stage->cached_ps > stage->past_ps &&
-                   stage->cached_ps < MIXED_MOST * stage->past_ps;
+    if (stage->pieces > PROBE_PIECES)
+        stage->past = 2 * stage->cached_ps > halves[kind][size] * stage->past_ps;
 }
 
 bool group_stage_past(const struct group_stages *stages, bool large, size_t bytes)

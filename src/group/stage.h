@@ -16,7 +16,7 @@
  */
 struct group_stage {
     uint32_t cached_ps, past_ps; /* a byte takes so long; 0 = not known yet */
-    bool past, mixed;
+    bool past;
     uint32_t pieces;  /* since the last probe began */
     int64_t probe_ns; /* no probe before */
 };
