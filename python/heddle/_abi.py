@@ -200,11 +200,26 @@ AllocCallback = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_size_t)
 ReleaseCallback = ctypes.CFUNCTYPE(None, c_void_p, c_void_p)
 
 
+class Int32(c_int32):
+    """An argument that ctypes would cut to 32 bits without a word."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> c_int32:
+        number = c_int32(value)
+        if number.value != value:
+            raise ValueError(f"{value} is no 32-bit integer")
+        return number
+
+
 class Sized(ctypes.Structure):
-    """A struct that begins with its own size."""
+    """A struct that begins with its own size. Raises ValueError for a number or text that its field would cut."""
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(**fields)
+        for name, value in fields.items():
+            held = getattr(self, name)
+            if isinstance(value, (int, bytes)) and held != value and (held or value):
+                raise ValueError(f"{name} {value!r} does not fit its field")
         self.size = ctypes.sizeof(self)
 
 
@@ -476,18 +491,18 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hdl_group_rank": (c_int32, (_PTR,)),
     "hdl_group_size": (c_int32, (_PTR,)),
     "hdl_group_sync": (_ENUM, (_PTR, c_int64)),
-    "hdl_group_admit": (_ENUM, (_PTR, _RANKS, c_int32, c_int64, _MASK)),
-    "hdl_group_evict": (_ENUM, (_PTR, _RANKS, c_int32, c_int64)),
+    "hdl_group_admit": (_ENUM, (_PTR, _RANKS, Int32, c_int64, _MASK)),
+    "hdl_group_evict": (_ENUM, (_PTR, _RANKS, Int32, c_int64)),
     "hdl_group_join": (_ENUM, (_PTR, c_int64, _MASK)),
     "hdl_group_leave": (_ENUM, (_PTR, c_int64)),
     "hdl_group_next": (c_uint64, (_PTR,)),
     "hdl_group_on_view": (_ENUM, (_PTR, ViewCallback, _PTR)),
-    "hdl_group_member": (_ENUM, (_PTR, c_int32, POINTER(Member))),
+    "hdl_group_member": (_ENUM, (_PTR, Int32, POINTER(Member))),
     "hdl_group_stats": (_ENUM, (_PTR, POINTER(GroupStats))),
-    "hdl_group_transport": (c_char_p, (_PTR, c_int32)),
+    "hdl_group_transport": (c_char_p, (_PTR, Int32)),
     "hdl_barrier": (_ENUM, (_PTR, _CALL, _OUT)),
-    "hdl_broadcast": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, c_int32, _CALL, _OUT)),
-    "hdl_reduce": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, _ENUM, c_int32, _CALL, _OUT)),
+    "hdl_broadcast": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, Int32, _CALL, _OUT)),
+    "hdl_reduce": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, _ENUM, Int32, _CALL, _OUT)),
     "hdl_allreduce": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, _ENUM, _CALL, _OUT)),
     "hdl_allgather": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, _CALL, _OUT)),
     "hdl_allgatherv": (_ENUM, (_PTR, _PTR, _PTR, _SIZES, _SIZES, _ENUM, _CALL, _OUT)),
@@ -495,12 +510,12 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hdl_reduce_scatterv": (_ENUM, (_PTR, _PTR, _PTR, _SIZES, _ENUM, _ENUM, _CALL, _OUT)),
     "hdl_alltoall": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, _CALL, _OUT)),
     "hdl_alltoallv": (_ENUM, (_PTR, _PTR, _SIZES, _SIZES, _PTR, _SIZES, _SIZES, _ENUM, _CALL, _OUT)),
-    "hdl_gather": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, c_int32, _CALL, _OUT)),
-    "hdl_gatherv": (_ENUM, (_PTR, _PTR, _PTR, _SIZES, _SIZES, _ENUM, c_int32, _CALL, _OUT)),
-    "hdl_scatter": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, c_int32, _CALL, _OUT)),
-    "hdl_scatterv": (_ENUM, (_PTR, _PTR, _SIZES, _SIZES, _PTR, _ENUM, c_int32, _CALL, _OUT)),
-    "hdl_send": (_ENUM, (_PTR, _PTR, c_size_t, _ENUM, c_int32, c_int32, _CALL, _OUT)),
-    "hdl_recv": (_ENUM, (_PTR, _PTR, c_size_t, _ENUM, c_int32, c_int32, _CALL, _OUT)),
+    "hdl_gather": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, Int32, _CALL, _OUT)),
+    "hdl_gatherv": (_ENUM, (_PTR, _PTR, _PTR, _SIZES, _SIZES, _ENUM, Int32, _CALL, _OUT)),
+    "hdl_scatter": (_ENUM, (_PTR, _PTR, _PTR, c_size_t, _ENUM, Int32, _CALL, _OUT)),
+    "hdl_scatterv": (_ENUM, (_PTR, _PTR, _SIZES, _SIZES, _PTR, _ENUM, Int32, _CALL, _OUT)),
+    "hdl_send": (_ENUM, (_PTR, _PTR, c_size_t, _ENUM, Int32, Int32, _CALL, _OUT)),
+    "hdl_recv": (_ENUM, (_PTR, _PTR, c_size_t, _ENUM, Int32, Int32, _CALL, _OUT)),
     "hdl_op_test": (_ENUM, (_PTR,)),
     "hdl_op_wait": (_ENUM, (_PTR, c_int64)),
     "hdl_op_detail": (c_char_p, (_PTR,)),
@@ -520,7 +535,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hdl_signal": (_ENUM, (_PTR, c_size_t, c_uint64, _ENUM)),
     "hdl_window_wait": (_ENUM, (_PTR, c_size_t, c_uint64, _PTR, c_int64)),
     "hdl_flush": (_ENUM, (_PTR, c_int64)),
-    "hdl_moe_size_hint": (_ENUM, (POINTER(MoeOpts), c_int32, POINTER(MoeSizes))),
+    "hdl_moe_size_hint": (_ENUM, (POINTER(MoeOpts), Int32, POINTER(MoeSizes))),
     "hdl_moe_create": (_ENUM, (_PTR, POINTER(MoeOpts), _OUT)),
     "hdl_moe_destroy": (None, (_PTR,)),
     "hdl_moe_update": (_ENUM, (_PTR, _RANKS, _RANKS)),

@@ -20,7 +20,7 @@ from heddle._operation import Operation
 _Sizes = ctypes.Array[ctypes.c_size_t]
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 # What stands for an argument in a call that is to be refused.
-_REFUSED: dict[Any, Any] = {ctypes.c_int: -1, ctypes.c_int32: 0, ctypes.c_size_t: 0}
+_REFUSED: dict[Any, Any] = {ctypes.c_int: -1, _abi.Int32: 0, ctypes.c_size_t: 0}
 
 
 def refuse(group: Object, function: Callable[..., int]) -> None:

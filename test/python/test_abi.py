@@ -64,7 +64,7 @@ def test_prototype(result: str, name: str, arguments: str) -> None:
     for argument in arguments.split(","):
         found = re.fullmatch(r"\s*(.*?[\s*])(\w+)\s*", argument, re.S)
         if found:
-            types.append(of_c_type(found[1]))
+            types.append(_abi.Int32 if found[1] == "int32_t " else of_c_type(found[1]))
     expected_result = of_c_type(result)
     if name == "hdl_info":  # text that is written
         types[0] = ctypes.c_void_p

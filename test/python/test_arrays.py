@@ -163,6 +163,7 @@ def refusals(world: heddle.Group) -> None:
         (ValueError, "x has", lambda: world.scatter(x, np.ones(4, np.float32)), lambda: world.scatter(None, x.copy())),
         (ValueError, "displs", lambda: world.gather(x, counts=both, displs=[0]), lambda: world.gather(x, counts=both)),
         (TypeError, "", lambda: world.broadcast(x, root="a"), lambda: world.broadcast(x)),
+        (TypeError, str(1 << 40), lambda: world.broadcast(x, 1 << 40), lambda: world.broadcast(x)),
         (InvalidError, "root 9", lambda: world.broadcast(x, 9), lambda: world.broadcast(x)),
         (InvalidError, "band", lambda: world.all_reduce(x, "band"), reduced),
     ]  # fmt: skip
@@ -174,6 +175,9 @@ def refusals(world: heddle.Group) -> None:
             with raises(InvalidError, "EINVAL"):
                 good()
         assert world.all_reduce(np.ones(1))[0] == 2
+    for cut in ({"name": "a\0b"}, {"num_ranks": 1 << 32}, {"chunk_bytes": -1}):
+        with raises(ValueError, "does not fit"):
+            heddle.Group(world.context, **cut)
     with raises(InvalidError, "count 4", "count 5") as _:
         world.all_reduce(np.ones(4 + rank, np.float32))
     try:
