@@ -8,7 +8,7 @@ cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
 # shellcheck source=scripts/setup.sh
 . scripts/setup.sh
 
-parts=(chaos-shm chaos-fabric chaos-mixed chaos-rank0 sim moe recovery steps)
+parts=(chaos-shm chaos-fabric chaos-mixed chaos-rank0 sim moe recovery recovery-fabric steps)
 seconds=${HEDDLE_SOAK_SECONDS:-600}
 seed=${HEDDLE_SOAK_SEED:-$((RANDOM * 32768 + RANDOM))}
 mkdir -p build/soak
@@ -48,6 +48,7 @@ run_part() {
     sim) try sim schedules ;;
     moe) try moe meson test -C build --no-rebuild --timeout-multiplier 4 moe_soak_million ;;
     recovery) try recovery build/heddle perf recovery ;;
+    recovery-fabric) try recovery-fabric build/heddle perf recovery --transport fabric ;;
     # Deaths at every message, stalls, and branches that are rarely taken.
     steps) HEDDLE_SOAK=1 try steps meson test -C build --no-rebuild --suite ranks --timeout-multiplier 30 ;;
     *)
