@@ -170,6 +170,11 @@ static void take_over(struct ctl_coordinator *c, struct coord_group *group)
         const struct coord_member *holder = group->slots[i].holder;
         if (coord_is_asked(holder) && holder->reported_epoch < group->view->epoch)
             coord_send_view(c, group, holder, false);
+        /* One that left, and does not know yet that it is out. */
+        const struct coord_member *gone = group->slots[i].joiner;
+        if (gone && gone->reported_epoch != 0 &&
+            gone->reported_epoch < group->view->epoch)
+            coord_send_view(c, group, gone, false);
     }
     coord_rejoin(c, group);
     coord_check_closed(c, group);

@@ -380,7 +380,7 @@ static bool show(struct recovery *v, bool json)
         /* 50 ns, or 5 %. */
         double share = w == COST ? 0.05 * v->without_ms : 0;
         double target = share > whats[w].median ? share : whats[w].median;
-        double limit = share > whats[w].worst ? share : whats[w].worst;
+        double limit = whats[w].worst * (target / whats[w].median);
         bool ok = median <= target && worst <= limit;
         all &= ok;
         printf(json
