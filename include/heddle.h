@@ -802,7 +802,9 @@ struct hdl_moe_call {
      * missing. A source that does not come by the deadline, or is absent in the view,
      * gets its entry set to 0 and the call ends HDL_INCOMPLETE. NULL = all. The own entry
      * must not be 0. A mask says what is waited for and taken, not what is sent; replicas
-     * on masked ranks are passed over. It holds for this call.
+     * on masked ranks are passed over. It holds for this call; but between hosts two
+     * ranks of which one went on without the other may lack each other in the next step,
+     * too, if its send phase begins before the other one's step did.
      */
     int32_t *active;
     int64_t timeout_us; /* 0 or HDL_FOREVER = none: only an absent rank ends it */

@@ -37,7 +37,8 @@ static inline uint64_t moe_flag(uint64_t generation, uint64_t step)
 struct moe_header_line {
     _Atomic uint64_t begun;
     _Atomic uint64_t flag;    /* the header is complete */
-    _Atomic uint64_t rows;    /* the rows in a mapped arena are complete */
+    _Atomic uint64_t rows;    /* the rows in a mapped arena are complete; of a messaged
+                                 source: it puts nothing in this step, see moe_silent */
     _Atomic uint64_t weights; /* those given to combine are complete; with a note that
                                  says how the owner sums: MOE_GIVEN or _EXACT, or
                                  MOE_DROPPED: none come */
@@ -259,6 +260,24 @@ static inline void moe_own_ahead(uint8_t *at, size_t bytes)
 static inline bool moe_gone(const struct hdl_moe *m, uint32_t rank)
 {
     return m->peers->ops->presence(m->peers, rank) != MOE_PRESENT;
+}
+
+/* A messaged rank that gave no sign of being done with the half gets nothing in the step
+ * but a word that says so. */
+static inline bool moe_cut(const struct hdl_moe *m, const struct moe_lane *lane,
+                           uint32_t rank)
+{
+    return !moe_mapped(m, rank) && !lane->free[rank];
+}
+
+/* Is the rank gone, or has it said that this one gets nothing? */
+static inline bool moe_silent(const struct hdl_moe *m, const struct moe_lane *lane,
+                              uint32_t rank)
+{
+    return moe_gone(m, rank) ||
+           (!moe_mapped(m, rank) &&
+            atomic_load_explicit(&moe_line(m, lane->half, rank)->rows,
+                                 memory_order_acquire) >= lane->flag);
 }
 
 static inline void moe_set_bit(uint64_t *words, uint32_t rank)

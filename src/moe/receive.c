@@ -23,12 +23,12 @@ static bool header_decided(struct hdl_moe *m, struct moe_lane *lane, uint32_t ra
     struct moe_header_line *line = moe_line(m, lane->half, rank);
     uint64_t flag = atomic_load_explicit(&line->flag, memory_order_acquire);
     if (flag == lane->flag) {
-        s->state = MOE_SOURCE_CAME;
+        s->state = moe_cut(m, lane, rank) ? MOE_SOURCE_LOST : MOE_SOURCE_CAME;
         lane->seen[rank] = 1;
     } else if (flag > lane->flag) { /* this rank was left behind */
         s->state = MOE_SOURCE_LOST;
         m->stale_drops++;
-    } else if (moe_gone(m, rank)) {
+    } else if (moe_silent(m, lane, rank)) {
         s->state = MOE_SOURCE_LOST;
     }
     return s->state != MOE_SOURCE_WAITING;

@@ -51,7 +51,7 @@ struct sign_wait {
     uint64_t flag; /* of the step before */
 };
 
-/* Is everybody that takes part done with what the half held? Its header of the step
+/* Is everybody that takes part done with what the half held? That it began the step
  * before says so. */
 static bool signs_came(void *argument)
 {
@@ -61,9 +61,10 @@ static bool signs_came(void *argument)
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (w->lane->free[r])
             continue;
-        uint64_t flag =
-            atomic_load_explicit(&moe_line(m, w->before, r)->flag, memory_order_acquire);
-        w->lane->free[r] = flag >= w->flag;
+        struct moe_header_line *line = moe_line(m, w->before, r);
+        w->lane->free[r] =
+            atomic_load_explicit(&line->flag, memory_order_acquire) >= w->flag ||
+            atomic_load_explicit(&line->rows, memory_order_acquire) >= w->flag;
         all = all && (w->lane->free[r] || !moe_bit(m->mask, r) || moe_gone(m, r));
     }
     return all || m->peers->ops->check(m->peers) != HDL_OK;
@@ -223,12 +224,15 @@ static void put_header(struct hdl_moe *m, struct moe_lane *lane)
     size_t bytes = l->header_fixed - MOE_HEADER_BLOCK + lane->tokens * l->token_stride;
     for (uint32_t i = 1; m->peers->messaged && i < m->config.shape.ranks; i++) {
         uint32_t r = (m->peers->self + i) % m->config.shape.ranks;
-        if (!moe_reachable(m, lane, r))
+        bool cut = moe_cut(m, lane, r);
+        size_t flag = cut ? offsetof(struct moe_header_line, rows)
+                          : offsetof(struct moe_header_line, flag);
+        if (moe_mapped(m, r) || moe_gone(m, r))
             continue;
-        if (m->peers->ops->put(
-                m->peers, r, at + MOE_HEADER_BLOCK, m->peers->own + at + MOE_HEADER_BLOCK,
-                bytes, at + offsetof(struct moe_header_line, flag), lane->flag) == HDL_OK)
-            m->bytes_sent[r] += bytes;
+        if (m->peers->ops->put(m->peers, r, at + MOE_HEADER_BLOCK,
+                               m->peers->own + at + MOE_HEADER_BLOCK, cut ? 0 : bytes,
+                               at + flag, lane->flag) == HDL_OK)
+            m->bytes_sent[r] += cut ? 0 : bytes;
     }
 }
 

@@ -71,6 +71,12 @@ static const uint8_t *part_at(const struct taking *t, uint32_t token, uint32_t r
            moe_take_from(&c->layout, &c->shape, t->lane->half, rank, token, number);
 }
 
+static bool no_line_comes(const struct hdl_moe *m, const struct moe_lane *lane,
+                          uint32_t rank)
+{
+    return moe_cut(m, lane, rank) || moe_silent(m, lane, rank);
+}
+
 /* Looks at a contributor's line; false while it says nothing of this step. */
 static bool line_decided(const struct taking *t, uint32_t rank)
 {
@@ -81,7 +87,7 @@ static bool line_decided(const struct taking *t, uint32_t rank)
                                     : moe_line_in(l, t->lane->half, rank);
     uint64_t word = atomic_load_explicit(moe_word(base, at), memory_order_acquire);
     uint64_t flag = word & ~MOE_NOTE_MASK;
-    if (flag < t->lane->flag && !moe_gone(m, rank))
+    if (flag < t->lane->flag && !no_line_comes(m, t->lane, rank))
         return false;
     uint64_t note = word & MOE_NOTE_MASK;
     /* Who counts this rank as gone may give a sum, which cannot be taken apart. */
@@ -129,9 +135,9 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (m->pending[r] == TAKE_WAITING)
             moe_count_wait(m, r, t->start);
-        bool gone =
-            m->pending[r] == TAKE_MISSING && moe_bit(m->mask, r) && moe_gone(m, r);
-        if (m->pending[r] != TAKE_WAITING && !gone)
+        bool silent = m->pending[r] == TAKE_MISSING && moe_bit(m->mask, r) &&
+                      no_line_comes(m, t->lane, r);
+        if (m->pending[r] != TAKE_WAITING && !silent)
             continue;
         m->pending[r] = TAKE_MISSING;
         moe_call_lose(m, call, r);
