@@ -203,7 +203,8 @@ struct hdl_context_opts {
 
 /*
  * Joins the job: starts the control thread, on job rank 0 also the coordinator, and
- * connects. Several contexts in a process are legal. Errors: HDL_EINVAL (options),
+ * connects. Several contexts in a process are legal. Descriptors 0 to 2, where closed,
+ * become /dev/null and stay so. Errors: HDL_EINVAL (options),
  * HDL_ETIMEDOUT (coordinator not found in time), HDL_ECONFIG (wire version or token
  * differs), HDL_ENOMEM, HDL_ESYSTEM.
  */

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The control thread's loop: commands, follow-ups, ticks. */
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
@@ -346,6 +348,28 @@ static enum hdl_status note_descriptors(struct host *host)
     return status ? status : host_fork_note(wake_fd);
 }
 
+/* libuv ends the process if it cannot open its first pipe, or closes one of the standard
+ * descriptors. So those are taken, for good (what the program prints must not go into
+ * memory that ranks share, either), and there must be room. */
+static enum hdl_status make_room(void)
+{
+    enum { ROOM = 6 };
+    int spare[ROOM], n = 0, error = 0;
+    while (n < ROOM && !error) {
+        int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+        if (fd > STDERR_FILENO)
+            spare[n++] = fd;
+        else if (fd < 0)
+            error = errno;
+    }
+    while (n > 0)
+        (void)close(spare[--n]);
+    if (error != EMFILE && error != ENFILE)
+        return HDL_OK; /* also without a /dev */
+    return base_fail(HDL_ESYSTEM, "no %d descriptors for an event loop: %s", ROOM,
+                     strerror(error));
+}
+
 enum hdl_status host_loop_open(struct host *host)
 {
     base_list_init(&host->conns);
@@ -354,9 +378,11 @@ enum hdl_status host_loop_open(struct host *host)
     base_list_init(&host->probes);
     base_list_init(&host->groups);
     base_list_init(&host->watches);
+    enum hdl_status status = make_room();
+    if (status != HDL_OK)
+        return status;
     host_fork_hold();
     int error = uv_loop_init(&host->loop);
-    enum hdl_status status = HDL_OK;
     if (error) {
         /* These versions forget the descriptor when a later step fails. */
         if (uv_version() <= 0x012cff && host->loop.backend_fd > 0)

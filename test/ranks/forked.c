@@ -6,6 +6,7 @@
  */
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,8 +37,32 @@ static void test_sum(void)
     CHECK(one == self.size, "sum %d", one);
 }
 
+/* A process without standard descriptors, or with hardly any more, is not ended. */
+static void bare(rlim_t files, enum hdl_status wanted)
+{
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct hdl_context_opts opts = {.size = sizeof(opts), .num_ranks = 1};
+        struct hdl_context *context = NULL;
+        struct rlimit limit = {files, files};
+        close(STDIN_FILENO);
+        close(STDOUT_FILENO);
+        close(STDERR_FILENO);
+        setrlimit(RLIMIT_NOFILE, &limit);
+        bool right = hdl_context_create(&opts, &context) == wanted;
+        hdl_context_destroy(context);
+        _exit(!right);
+    }
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0, "%d files: ended with %#x",
+          (int)files, status);
+}
+
 int main(void)
 {
+    bare(512, HDL_OK);
+    for (rlim_t files = 3; files < 8; files++)
+        bare(files, HDL_ESYSTEM);
     rank_join(&self);
     test_sum();
     /* Every rank forks, and goes on. */
