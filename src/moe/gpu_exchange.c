@@ -242,15 +242,19 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
 
 /*
  * Two small blocks on a multiprocessor are faster than a large one, if both find room
- * there. A budget counts blocks: they are spread over multiprocessors first.
+ * there and the rows for several other ranks do not hold up the loads of the block beside
+ * their sender. A budget counts blocks: they are spread over multiprocessors first.
  */
 static uint64_t fit_dispatch(struct moe_gpu *g)
 {
+    enum { FEW_ROWS = 128 }; /* stored into other ranks, that is */
     uint64_t room = (uint64_t)g->device.shared_bytes + 1024, bytes;
+    const bool few =
+        g->geo.ranks <= 2 || g->geo.max_tokens * (g->geo.ranks - 1) <= FEW_ROWS;
     g->dispatch_blocks = g->blocks * 2;
     g->dispatch_threads = MOE_GPU_DISPATCH_THREADS / 2;
     bytes = most_shared(g, false);
-    if (!g->budget && (bytes + MOE_GPU_DISPATCH_FIXED) * 2 <= room)
+    if (few && !g->budget && (bytes + MOE_GPU_DISPATCH_FIXED) * 2 <= room)
         return bytes;
     g->dispatch_blocks = g->blocks;
     g->dispatch_threads = MOE_GPU_DISPATCH_THREADS;
