@@ -798,15 +798,13 @@ struct hdl_moe_handle {
 /* Options of one call; NULL = defaults. */
 struct hdl_moe_call {
     size_t size;
-    /*
-     * [R], 1 = take part, 0 = masked: not waited for, its rows and contributions count as
+    /* [R], 1 = take part, 0 = masked: not waited for, its rows and contributions count as
      * missing. A source that does not come by the deadline, or is absent in the view,
      * gets its entry set to 0 and the call ends HDL_INCOMPLETE. NULL = all. The own entry
      * must not be 0. A mask says what is waited for and taken, not what is sent; replicas
      * on masked ranks are passed over. It holds for this call; but between hosts two
      * ranks of which one went on without the other may lack each other in the next step,
-     * too, if its send phase begins before the other one's step did.
-     */
+     * too, if its send phase begins before the other one's step did. */
     int32_t *active;
     int64_t timeout_us; /* 0 or HDL_FOREVER = none: only an absent rank ends it */
     /* HDL_MOE_CUDA: CUstream or cudaStream_t of the device's primary context, which
