@@ -103,7 +103,7 @@ need_bench() {
     have mpicc || missing+=(libopenmpi-dev)
     have iperf3 || missing+=(iperf3)
     [ ${#missing[@]} = 0 ] || install "${missing[@]}"
-    python3 -c 'import torch' 2>/dev/null && return
+    python3 -c "import torch, matplotlib" 2>/dev/null && return
     make_venv
     .venv/bin/python -c 'import torch' 2>/dev/null ||
         .venv/bin/pip install -q torch==2.13.0 numpy matplotlib >&2
