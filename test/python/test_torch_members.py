@@ -592,10 +592,10 @@ def test_wait_raises_for_a_lost_rank_if_asked_to() -> None:
 def founder(port: int, rank: int, size: int, capacity: int) -> None:
     mirror = torch.zeros(capacity, dtype=torch.int32)
     group = join(port, rank, size, pg.MooncakeBackendOptions(mirror, False, capacity))
+    dist.TCPStore("127.0.0.1", port, None, False).set("founded", "")  # init has returned: that is enough to join
     assert dist.get_world_size() == size and mirror.tolist() == [1] * size + [0] * (capacity - size)
-    assert pg.get_peer_state(group, range(capacity)) == [True] * size + [False] * (capacity - size)
+    assert pg.get_peer_state(group, range(size)) == [True] * size
     newcomers = list(range(size, capacity))
-    dist.TCPStore("127.0.0.1", port, None, False).set("founded", "")
     epoch = pg.get_current_epoch(group)
     until(lambda: all(pg.get_peer_state(group, newcomers)))
     assert pg.get_num_synced_ranks(group) == capacity

@@ -74,7 +74,8 @@ class ProcessGroup(Calls):
         self._made = threading.Event()
         job.enter()
         _groups.append(self)
-        if job.meeting.aside:
+        # But a group with room for more is there when init returns: who joins it may be told to start then.
+        if job.meeting.aside and self.capacity == size:
             _thread.start_new_thread(self._make, (dist_opts,))  # Thread.start() would wait until it runs
         else:
             self._make(dist_opts)
