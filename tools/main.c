@@ -48,6 +48,8 @@ int main(int argc, char **argv)
 {
     static char help_flag[] = "--help";
     const char *name = argc > 1 ? argv[1] : "help";
+    /* Long runs are watched through pipes, too. */
+    (void)setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "help") == 0 && argc > 2) {
         char *args[] = {argv[2], argc > 3 ? argv[3] : help_flag, help_flag, NULL};
         return argv[2][0] == '-' ? help() : dispatch(3, args);
