@@ -22,6 +22,8 @@ import torch.distributed as dist
 from mooncake import pg
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's store looks the address of each connection up: a DNS server that does not answer would take 5 s each time.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 LIMIT = 60.0
 
 

@@ -224,7 +224,7 @@ def quiet(group: Any, members: int, capacity: int) -> None:
         assert refused.status == pg.ProposalStatus.Rejected and str(capacity) in refused.reject_reason
     with pytest.warns(DeprecationWarning):
         pg.extend_group_size_to(group, capacity + 1)
-    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
     work.wait()
     assert hint(work) == [0] * capacity and pg.get_local_success(work)
     gloo = dist.new_group(backend="gloo")
@@ -244,9 +244,8 @@ def alone(rank: int, size: int) -> None:
     quiet(group, size, size)
     refused = pg.deactivate_ranks(group, [0])
     assert refused.status == pg.ProposalStatus.Rejected and "last active rank" in refused.reject_reason
-    _members._member = lambda *_: heddle._abi.Member()  # as if it was lost since it was activated
-    dropped = pg.activate_ranks(group, [0])
-    assert dropped.status == pg.ProposalStatus.AppliedWithDroppedRanks and dropped.dropped_ranks == [0]
+    for flags in MODES[1:]:
+        quiet(dist.new_group(pg_options=pg.MooncakeBackendOptions(2, False, *flags)), 1, 2)
 
 
 def test_a_world_of_one() -> None:
@@ -376,49 +375,70 @@ def test_a_life(size: int) -> None:
 # ------------------------------------------------------------------------ losses
 
 
-def survivor(port: int, rank: int, size: int, flags: tuple[bool, bool]) -> dict[str, Any]:
+MODES = ((True, True), (True, False), (False, False))
+LOST = 1
+
+
+def survivor(port: int, rank: int, size: int) -> None:
+    """A group for each way of handling a loss; one process is lost to all of them."""
     mirror = torch.full((size,), 7, dtype=torch.int32)
-    options = pg.MooncakeBackendOptions(size, False, *flags)
-    if all(flags):
-        options = pg.MooncakeBackendOptions(mirror, False, size)
-    group = join(port, rank, size, options)
+    groups = [join(port, rank, size, pg.MooncakeBackendOptions(mirror, False, size))]
+    groups += [dist.new_group(pg_options=pg.MooncakeBackendOptions(size, False, *flags)) for flags in MODES[1:]]
+    epochs = [pg.get_current_epoch(group) for group in groups]
+    store, hints = groups[0].get_group_store(), active_but(LOST, size, 0)
+    arrive(port)
+    if rank == LOST:
+        time.sleep(60)
+    for group, flags, epoch in zip(groups, MODES, epochs, strict=True):
+        sum_, work = lose(group, rank + 1)
+        left = active_but(LOST, size, 1) if flags[0] else [1] * size
+        assert sum_ == size * (size + 1) / 2 - LOST - 1 and hint(work) == hints and not pg.get_local_success(work)
+        if all(flags):
+            assert mirror.tolist() == left
+        if not flags[0]:
+            assert active(group) == left
+        assert pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Reconciled
+        assert active(group) == left and pg.get_current_epoch(group) > epoch
+        assert pg.get_peer_state(group, list(range(size))) == [slot != LOST for slot in range(size)]
+        if not flags[0]:
+            assert hint(total(group, 1)[1]) == hints and active(group) == left
+            removes_the_lost(group, store, rank, size)
+        sum_, work = total(group, 1)
+        assert sum_ == size - 1 and pg.get_local_success(work) and active(group) == active_but(LOST, size, 1)
+    end_together(port, size - 1)
+
+
+def removes_the_lost(group: Any, store: Any, rank: int, size: int) -> None:
+    """Rank 0 removes it: to the others that shows with their own next collective, sync, or call about members."""
     epoch = pg.get_current_epoch(group)
-    arrive(port, group)
-    begin, work = lose(group, rank + 1)
-    seen: dict[str, Any] = {"sum": begin, "hint": hint(work), "success": pg.get_local_success(work)}
-    seen["active"] = mirror.tolist() if all(flags) else active(group)
-    seen["synced"] = pg.sync_after_failure(group).status
-    seen["peers"] = pg.get_peer_state(group, list(range(size)))
-    seen["grew"] = pg.get_current_epoch(group) > epoch
-    if not flags[0]:
-        after, work = total(group, rank + 1)
-        seen["still"] = (after, hint(work), active(group))
-        dist.barrier()
-        seen["deactivated"] = int(pg.deactivate_ranks(group, [1]).status)
-    dist.barrier()
-    seen["later"] = (*total(group, rank + 1)[:1], hint(total(group, rank + 1)[1]), active(group))
-    end_together(port, 3)
-    return seen
+    store.add("looked", 1)
+    until(lambda: store.add("looked", 0) == size - 1)
+    if rank == 0:
+        assert pg.deactivate_ranks(group, [LOST]).status == pg.ProposalStatus.Applied
+    else:
+        until(lambda: pg.get_current_epoch(group) > epoch)
+        shown = pg.get_active_ranks(group)
+        assert shown.tolist() == [1] * size
+        if rank % 3 == 0:
+            assert pg.sync_after_failure(group).status == pg.SyncAfterFailureStatus.Reconciled
+        elif rank % 3 == 1:
+            assert pg.deactivate_ranks(group, [LOST]).status == pg.ProposalStatus.Applied
+        else:
+            total(group, 1)
+        assert shown.tolist() == active_but(LOST, size, 1)
+    if rank == 0 or rank % 3 != 2:
+        total(group, 1)
 
 
-@pytest.mark.parametrize("flags", [(True, True), (True, False), (False, False)])
-def test_a_killed_rank(flags: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("size", range(2, 9))
+def test_a_killed_rank(size: int) -> None:
     with Tree() as tree:
         tree.serve()
-        pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, 4, flags) for rank in range(4)]
-        tree.arrived(4)
-        tree.kill(pids[1])
-        for pid in (pids[0], pids[2], pids[3]):
-            seen = tree.result(pid)
-            assert seen["sum"] == 8 and seen["hint"] == [0, 1, 0, 0] and not seen["success"], seen
-            if all(flags):
-                assert seen["active"] == [1, 0, 1, 1], seen
-            if not flags[0]:
-                assert seen["active"] == [1, 1, 1, 1], seen
-                assert seen["still"] == (8, [0, 1, 0, 0], [1, 1, 1, 1]) and seen["deactivated"] == 1, seen
-            assert seen["synced"] == pg.SyncAfterFailureStatus.Reconciled and seen["grew"], seen
-            assert seen["peers"] == [True, False, True, True], seen
-            assert seen["later"] == (8, [0, 0, 0, 0], [1, 0, 1, 1]), seen
+        pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, size) for rank in range(size)]
+        tree.arrived(size)
+        tree.kill(pids.pop(LOST))
+        for pid in pids:
+            tree.result(pid)
 
 
 def roots(port: int, rank: int) -> None:
@@ -644,6 +664,38 @@ def test_growth(size: int, capacity: int, says_so: bool) -> None:
         pids += [tree.fork(f"rank {r}", newcomer, tree.port, r, capacity, says_so) for r in range(size, capacity)]
         for pid in pids:
             tree.result(pid)
+
+
+def lost_at_once(port: int, rank: int) -> None:
+    """The newcomer is killed between its admission and the end of the call that asked for it."""
+    group = join(port, rank, rank + 1, pg.MooncakeBackendOptions(2, rank == 1))
+    store = group.get_group_store()
+    if rank == 1:
+        store.set("pid", str(os.getpid()))
+        pg.join_group(group)
+        time.sleep(60)
+    until(lambda: all(pg.get_peer_state(group, [1])))
+    admit = heddle._abi.lib.hdl_group_admit
+
+    def admit_and_lose(*args: Any) -> int:
+        status = admit(*args)
+        os.kill(int(store.get("pid")), signal.SIGKILL)
+        until(lambda: not pg.get_peer_state(group, [1])[0])
+        return int(status)
+
+    heddle._abi.lib.hdl_group_admit = admit_and_lose
+    done = pg.activate_ranks(group, [0, 1])
+    assert done.status == pg.ProposalStatus.AppliedWithDroppedRanks and done.dropped_ranks == [1], done
+    assert active(group) == [1, 0] and done.new_epoch == pg.get_current_epoch(group)
+    sum_, _ = total(group, 1)
+    assert sum_ == 1
+
+
+def test_a_rank_that_is_lost_as_it_comes() -> None:
+    with Tree() as tree:
+        tree.serve()
+        pids = [tree.fork(f"rank {rank}", lost_at_once, tree.port, rank) for rank in range(2)]
+        tree.result(pids[0])
 
 
 def loses_and_takes_back(port: int, rank: int, size: int, lost: int) -> None:

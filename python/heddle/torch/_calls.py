@@ -202,15 +202,17 @@ class Calls(_Base):  # type: ignore[misc]
         if after is None and memory is not None and memory.copies:
             after = memory.after
         handle = self._handle or self._alive()
-        if self._lagging:
-            self.refresh()
         if wait and self._coalescing is None:
             status = function(handle, *args, call, None)
+            if self._lagging:
+                self.refresh()
             if status == 0 and after is None:
                 return self._done
             return Finished(self, name, outputs, status, after)
         op = ctypes.c_void_p()
         status = function(handle, *args, call, op)
+        if self._lagging:
+            self.refresh()
         if status != 0:
             raise _error.last(status)
         pending = Pending(self, name, op, outputs, (args, memory), after, in_order)

@@ -58,6 +58,7 @@ class ProcessGroup(Calls):
         self.options = options or MooncakeBackendOptions.from_environment()
         self.capacity = self.options.capacity(size)
         self.alone = self.options.is_extension
+        self._held_at = 0  # the next collective when somebody removed a lost rank that is still shown; 0 = none is
         self.unsynced_failures = False  # something failed since sync_after_failure() was called last
         self.job = job
         members = (rank,) if self.alone else range(size)
@@ -219,19 +220,34 @@ class ProcessGroup(Calls):
             self.refresh()
         log.info("group %s: %s: %s %s", self._group_name, work.name, Status(status).name, detail or work.failed)
 
-    def refresh(self) -> _abi.View:
-        """The newest view; the mirror of active ranks follows."""
+    def refresh(self, taken: bool = False) -> _abi.View:
+        """The newest view; the mirror of active ranks follows.
+
+        That another member removed a lost rank shows from the own next collective on, or `taken`: with the end of an
+        own call about members.
+        """
         words = (self.capacity + 63) // 64
-        mask = (ctypes.c_uint64 * words)()
-        view = _abi.View(mask_words=words, active=mask)
+        mask, absent = (ctypes.c_uint64 * words)(), (ctypes.c_uint64 * words)()
+        view = _abi.View(mask_words=words, active=mask, absent=absent)
         member = _abi.Member()
         handle = self._alive()
         with self._lock:  # whoever reads later writes later
             _error.check(lib.hdl_group_view(handle, view))
             now = [mask[rank // 64] >> rank % 64 & 1 for rank in range(self.capacity)]
-            if self.active_ranks[: self.capacity].tolist() != now:
+            shown = self.active_ranks[: self.capacity].tolist()
+            removed = [r for r in _error.ranks_of(absent) if shown[r] > now[r] and r != self._rank]
+            if taken or self.options.auto_deactivate_on_failure or not removed:
+                self._held_at = 0
+            else:
+                number = lib.hdl_group_next(handle)
+                self._held_at = self._held_at or number
+                if number == self._held_at:
+                    for rank in removed:
+                        now[rank] = 1
+            if shown != now:
                 self.active_ranks[: self.capacity] = torch.tensor(now, dtype=torch.int32)
-                log.info("group %s: view %d: active ranks %s", self._group_name, view.epoch, _error.ranks_of(mask))
+                ranks = [rank for rank in range(self.capacity) if now[rank]]
+                log.info("group %s: view %d: active ranks %s", self._group_name, view.epoch, ranks)
             # A change that takes effect at a later operation shows from that operation on.
             self._lagging = False
             for rank in range(self.capacity):

@@ -78,7 +78,11 @@ def _could_be_active(member: _abi.Member) -> bool:
 
 
 def get_active_ranks(backend: Any) -> torch.Tensor:
-    """int32 [max_group_size], 1 = active: the live mirror, on the CPU (or the tensor of the options)."""
+    """int32 [max_group_size], 1 = active: the live mirror, on the CPU (or the tensor of the options).
+
+    That another member removed a lost rank shows after the own next collective, or after sync_after_failure() or a
+    call that changes members; any other change at once.
+    """
     group = _group(backend)
     group.refresh()
     return group.active_ranks
@@ -127,7 +131,7 @@ def _propose(group: ProcessGroup, ranks: Sequence[int], active: bool) -> Propose
         reason = str(_error.last(status))
         log.warning("group %s: %s %s refused: %s", group.getGroupName(), _verb(active), wanted, reason)
         return ProposeViewUpdateResponse(ProposalStatus.Rejected, group.refresh().epoch, [], reason)
-    epoch = group.refresh().epoch
+    epoch = group.refresh(taken=True).epoch
     dropped = [rank for rank in wanted if (_member(group, rank).member == MemberState.ACTIVE) != active]
     done = ProposalStatus.AppliedWithDroppedRanks if dropped else ProposalStatus.Applied
     return ProposeViewUpdateResponse(done, epoch, dropped)
@@ -145,7 +149,7 @@ def join_group(backend: Any) -> None:
     group = _group(backend)
     _error.check(lib.hdl_group_join(group.handle(), _JOIN_US, None))
     group.alone = False
-    group.refresh()
+    group.refresh(taken=True)
 
 
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
@@ -156,7 +160,7 @@ def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
     status = lib.hdl_group_sync(group.handle(), 0)
     if status != 0:
         return SyncAfterFailureResponse(SyncAfterFailureStatus.Rejected, str(_error.last(status)))
-    now = group.refresh()
+    now = group.refresh(taken=True)
     changed = group.unsynced_failures or (now.epoch, now.num_absent) != was
     group.unsynced_failures = False
     return SyncAfterFailureResponse(SyncAfterFailureStatus.Reconciled if changed else SyncAfterFailureStatus.NoPending)
