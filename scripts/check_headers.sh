@@ -5,6 +5,7 @@
 # included several times with other macros.
 cd "$(dirname "$0")/.." || exit 1
 failed=0
+mkdir -p build-check
 echo '#include "heddle.h"' >build-check/header.c
 strict='-Wall -Wextra -Werror -Wpedantic -fsyntax-only -Iinclude'
 # shellcheck disable=SC2086

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The `heddle` command: finds the subcommand. */
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tools/commands.h"
 #include "heddle.h"
@@ -44,12 +46,10 @@ static int dispatch(int argc, char **argv)
     return tool_usage_error("unknown command '%s' (see heddle help)", argv[0]);
 }
 
-int main(int argc, char **argv)
+static int run_command(int argc, char **argv)
 {
     static char help_flag[] = "--help";
     const char *name = argc > 1 ? argv[1] : "help";
-    /* Long runs are watched through pipes, too. */
-    (void)setvbuf(stdout, NULL, _IOLBF, 0);
     if (strcmp(name, "help") == 0 && argc > 2) {
         char *args[] = {argv[2], argc > 3 ? argv[3] : help_flag, help_flag, NULL};
         return argv[2][0] == '-' ? help() : dispatch(3, args);
@@ -64,4 +64,21 @@ int main(int argc, char **argv)
         return TOOL_OK;
     }
     return dispatch(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv)
+{
+    /* Long runs are watched through pipes, too. */
+    (void)setvbuf(stdout, NULL, _IOLBF, 0);
+    /* The library would put /dev/null in its place, which refuses nothing. */
+    if (fcntl(STDOUT_FILENO, F_GETFD) < 0) {
+        int full = open("/dev/full", O_WRONLY);
+        if (full >= 0 && full != STDOUT_FILENO && dup2(full, STDOUT_FILENO) >= 0)
+            (void)close(full);
+    }
+    int code = run_command(argc, argv);
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    (void)tool_failed("the output could not be written");
+    return code == TOOL_OK ? TOOL_FAILED : code;
 }

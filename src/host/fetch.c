@@ -21,7 +21,8 @@ struct fetch {
     struct host_channel channel;
     uint8_t data[HOST_HANDSHAKE_BYTES];
     size_t size;
-    int fd; /* that came beside the bytes */
+    int fd;    /* that came beside the bytes */
+    bool lost; /* one came for which this process had no number */
     const char *name;
 };
 
@@ -121,6 +122,7 @@ static enum hdl_status fetch_read(struct fetch *fetch, size_t need)
         if (got > 0) {
             fetch->size += (size_t)got;
             take_fds(fetch, &msg);
+            fetch->lost |= (msg.msg_flags & MSG_CTRUNC) != 0;
             continue;
         }
         if (got == 0)
@@ -196,8 +198,15 @@ static enum hdl_status fetch_ask(struct fetch *fetch, uint64_t id, uint64_t key)
     struct base_reader reader;
     base_reader_init(&reader, out.payload, out.payload_size);
     int32_t answer = (int32_t)base_read_u32(&reader);
+    if (fetch->lost)
+        return base_fail(HDL_ESYSTEM,
+                         "no descriptor is free here for the one that %s gave",
+                         fetch->name);
     if (!base_reader_done(&reader) || (answer == HDL_OK) != (fetch->fd >= 0))
         return base_fail(HDL_EPEER, "%s gave a malformed answer", fetch->name);
+    if (answer == HDL_ESYSTEM)
+        return base_fail(HDL_ESYSTEM, "%s has no descriptor free to give its memory",
+                         fetch->name);
     if (answer != HDL_OK)
         return base_fail((enum hdl_status)answer, "%s does not offer descriptor %llu",
                          fetch->name, (unsigned long long)id);

@@ -175,6 +175,9 @@ def test_info():
     check(done.returncode == 0 and "kernel" in done.stdout and "HEDDLE_TOKEN" in done.stdout, "report", done)
     check("00" * 32 not in done.stdout, "the report tells no secret")
     json.loads(heddle("info", "--report", "--json").stdout)
+    for command in ("info >/dev/full", "info >&-", "perf barrier --iters 5 >&-"):
+        done = subprocess.run(f"{HEDDLE} {command}", shell=True, capture_output=True, text=True, timeout=60, check=False)
+        check(done.returncode == 1 and "output could not be written" in done.stderr, command, done)
 
 
 for name in ("RANK", "WORLD_SIZE", "HEDDLE_TOKEN"):
