@@ -61,8 +61,8 @@ static struct sim_history *remember(struct sim_world *w, const struct ctl_view *
 }
 
 /* Invariants 1 and 11: what a rank applies is what was committed, once, in one order. */
-void sim_check_view(struct sim_world *w, struct sim_process *p,
-                    const struct ctl_view *view)
+uint64_t sim_check_view(struct sim_world *w, struct sim_process *p,
+                        const struct ctl_view *view)
 {
     uint64_t hash = sim_view_hash(view);
     if (p->plane->view && view->epoch <= p->plane->view->epoch)
@@ -71,7 +71,7 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
                  (unsigned long long)p->plane->view->epoch);
     struct sim_history *entry = remember(w, view, hash);
     if (!entry || entry->applied)
-        return;
+        return hash;
     entry->applied = true;
     w->result->views++;
     bool harmless = w->result->deaths == 0 &&
@@ -87,6 +87,7 @@ void sim_check_view(struct sim_world *w, struct sim_process *p,
         if (took > w->result->slowest_commit_ns)
             w->result->slowest_commit_ns = took;
     }
+    return hash;
 }
 
 /* In the coordinator; NULL if it is not running there. */

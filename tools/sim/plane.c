@@ -58,6 +58,19 @@ static uint64_t position(const struct sim_world *w, uint64_t count)
                                                   : sim_x_of(w, count - 1);
 }
 
+/* Counts the data threads of a slot that stand still: only these are looked for to wake.
+ */
+static void rest(struct sim_world *w, const struct sim_process *p, int by)
+{
+    uint32_t s = p->plane->slot;
+    w->group->num_resting[s] += (uint32_t)by;
+    uint64_t bit = UINT64_C(1) << s % 64;
+    if (w->group->num_resting[s] > 0)
+        w->group->resting[s / 64] |= bit;
+    else
+        w->group->resting[s / 64] &= ~bit;
+}
+
 bool sim_plane_init(struct sim_world *w, struct sim_process *p)
 {
     struct sim_plane *plane = p->plane;
@@ -75,6 +88,8 @@ bool sim_plane_init(struct sim_world *w, struct sim_process *p)
     plane->wrote = calloc(w->options.window, sizeof(uint64_t));
     plane->ended = calloc(w->options.ops + 2, sizeof(bool));
     plane->peers = calloc(n, sizeof(struct sim_process *));
+    if (plane->member)
+        rest(w, p, 1);
     return plane->fenced && plane->in && plane->flag_from && plane->slots &&
            plane->slot_from && plane->returned && plane->failed && plane->link_failed &&
            plane->wrote && plane->ended && plane->peers;
@@ -112,6 +127,7 @@ void sim_plane_wake(struct sim_world *w, struct sim_process *p)
     if (p->plane->scheduled || !p->alive || !p->plane->running || p->plane->over)
         return;
     p->plane->scheduled = true;
+    rest(w, p, -1);
     int64_t delay =
         p->slowness * (1000 + (int64_t)base_splitmix_below(&w->random, 20000));
     if ((w->options.faults & SIM_REORDER) && base_splitmix_below(&w->random, 16) == 0)
@@ -122,9 +138,13 @@ void sim_plane_wake(struct sim_world *w, struct sim_process *p)
 
 static void wake_peers(struct sim_world *w, struct sim_process *p)
 {
-    for (uint32_t s = 0; s < w->group->capacity; s++) {
-        if (p->plane->peers[s] && p->plane->peers[s] != p)
-            sim_plane_wake(w, p->plane->peers[s]);
+    for (uint32_t i = 0; i < (w->group->capacity + 63) / 64; i++) {
+        for (uint64_t left = w->group->resting[i]; left != 0; left &= left - 1) {
+            struct sim_process *q =
+                p->plane->peers[i * 64 + (uint32_t)__builtin_ctzll(left)];
+            if (q && q != p)
+                sim_plane_wake(w, q);
+        }
     }
 }
 
@@ -171,10 +191,11 @@ static struct ctl_view *spoil(struct sim_world *w, struct sim_process *p,
 static void take_view(struct sim_world *w, struct sim_process *p, struct ctl_view *view)
 {
     struct sim_plane *plane = p->plane;
+    uint64_t hash = sim_check_view(w, p, view);
     struct ctl_view *mine = spoil(w, p, view);
     ctl_view_unref(plane->view);
     plane->view = mine;
-    plane->view_hash = sim_view_hash(mine);
+    plane->view_hash = mine == view ? hash : sim_view_hash(mine);
     for (uint32_t s = 0; s < w->group->capacity; s++) {
         uint64_t rank_epoch = mine->slots[s].rank_epoch;
         if (rank_epoch == 0)
@@ -203,7 +224,6 @@ void sim_plane_start(struct sim_world *w, struct sim_process *p, struct ctl_view
     struct sim_plane *plane = p->plane;
     if (plane->over)
         return;
-    sim_check_view(w, p, view);
     take_view(w, p, view);
     plane->running = true;
     sim_plan_faults(w);
@@ -327,13 +347,29 @@ static bool left_out(const struct sim_world *w, const struct sim_plane *plane, u
 
 /* --------------------------------------------------------------------------- steps */
 
+/*
+ * What ranks of one view find out about a mapped chunk is the same for all, and what is
+ * there stays: they share how far they have looked. NULL if this one looks for itself.
+ */
+static struct sim_look *shared_look(struct sim_world *w, const struct sim_plane *plane,
+                                    uint64_t index)
+{
+    if (w->options.messaged || w->options.defect != SIM_NO_DEFECT)
+        return NULL;
+    uint64_t epoch = plane->view->epoch;
+    struct sim_look *look = &w->group->looks[2 * index + epoch % 2];
+    if (look->epoch != epoch)
+        *look = (struct sim_look){.epoch = epoch};
+    return look;
+}
+
 /* Planted: a freeze that does not freeze. */
 static bool goes_on(const struct sim_world *w)
 {
     return w->options.defect == SIM_NO_FREEZE || w->options.defect == SIM_NO_FENCE;
 }
 
-static bool may_publish(const struct sim_world *w, const struct sim_process *p)
+static bool may_publish(struct sim_world *w, const struct sim_process *p)
 {
     const struct sim_plane *plane = p->plane;
     uint64_t index = plane->published;
@@ -348,7 +384,10 @@ static bool may_publish(const struct sim_world *w, const struct sim_process *p)
         return true;
     uint64_t old = held - 1;
     uint64_t x = sim_x_of(w, old);
-    for (uint32_t s = 0; s < w->group->capacity; s++) {
+    struct sim_look own = {0}, *look = shared_look(w, plane, old);
+    look = look ? look : &own;
+    for (; look->done < w->group->capacity; look->done++) {
+        uint32_t s = look->done;
         if (!takes_part(plane, s, x) || plane->view->slots[s].absent || !plane->peers[s])
             continue;
         if (plane->peers[s]->plane->done <= old && !plane->peers[s]->plane->left)
@@ -363,6 +402,8 @@ static bool try_publish(struct sim_world *w, struct sim_process *p)
         return false;
     uint64_t index = p->plane->published++;
     p->plane->wrote[index % w->options.window] = index + 1;
+    if (w->group->most_published < index + 1)
+        w->group->most_published = index + 1;
     if (w->options.messaged)
         put_all(w, p, index, false);
     else
@@ -385,14 +426,23 @@ static bool needs(const struct sim_world *w, const struct sim_plane *plane, uint
     return s == root;
 }
 
-static bool all_inputs(const struct sim_world *w, const struct sim_process *p,
-                       uint64_t index)
+static bool all_inputs(struct sim_world *w, const struct sim_process *p, uint64_t index)
 {
     const struct sim_plane *plane = p->plane;
     uint64_t x = sim_x_of(w, index);
-    for (uint32_t s = 0; s < w->group->capacity; s++) {
-        if (s == plane->slot || !takes_part(plane, s, x) || left_out(w, plane, s) ||
-            !needs(w, plane, s, index))
+    uint32_t root = w->group->root[sim_op_of(w, index)];
+    struct sim_look own = {0}, *look = &own;
+    uint32_t end = w->group->capacity;
+    if (needs(w, plane, root == 0, index)) { /* one that is not the root: so all */
+        look = shared_look(w, plane, index);
+        look = look ? look : &own;
+    } else {
+        own.inputs = root;
+        end = root + 1;
+    }
+    for (; look->inputs < end; look->inputs++) {
+        uint32_t s = look->inputs;
+        if (s == plane->slot || !takes_part(plane, s, x) || left_out(w, plane, s))
             continue;
         if (!input_is_there(w, plane, s, index))
             return false;
@@ -408,8 +458,10 @@ static bool all_inputs(const struct sim_world *w, const struct sim_process *p,
 static bool overtaken(struct sim_world *w, struct sim_process *p, uint64_t index)
 {
     struct sim_plane *plane = p->plane;
+    if (w->options.messaged || w->group->most_published <= index + w->options.window)
+        return false;
     uint64_t x = sim_x_of(w, index);
-    for (uint32_t s = 0; s < w->group->capacity && !w->options.messaged; s++) {
+    for (uint32_t s = 0; s < w->group->capacity; s++) {
         const struct sim_process *q = plane->peers[s];
         if (s == plane->slot || !q || !takes_part(plane, s, x) ||
             !needs(w, plane, s, index) ||
@@ -499,6 +551,10 @@ static uint64_t contributors(struct sim_world *w, struct sim_process *p, uint64_
 {
     const struct sim_plane *plane = p->plane;
     uint64_t x = sim_x_of(w, index);
+    bool counts = sim_counts(w, p);
+    struct sim_look *look = counts ? shared_look(w, plane, index) : NULL;
+    if (look && look->contributors != 0)
+        return look->contributors;
     uint64_t hash = 1;
     for (uint32_t s = 0; s < w->group->capacity; s++) {
         bool root = w->group->root[sim_op_of(w, index)] == s;
@@ -513,18 +569,23 @@ static uint64_t contributors(struct sim_world *w, struct sim_process *p, uint64_
             plane->slot_from[at] != rank_epoch)
             sim_fail(w, "invariant 5: rank %u reads chunk %llu of an old rank %u",
                      plane->slot, (unsigned long long)index, s);
-        if (w->options.messaged || q == p || !q || !sim_counts(w, p))
+        if (w->options.messaged || q == p || !q || !counts)
             continue;
         if (q->plane->published <= index)
             sim_fail(w, "rank %u reads chunk %llu of rank %u, which never published it",
                      plane->slot, (unsigned long long)index, s);
     }
+    if (look)
+        look->contributors = hash;
     return hash;
 }
 
-static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
+static uint64_t failed_set(struct sim_world *w, const struct sim_plane *plane,
+                           uint64_t op)
 {
-    const struct sim_plane *plane = p->plane;
+    struct sim_look *look = shared_look(w, plane, w->group->first_index[op]);
+    if (look && look->failed != 0)
+        return look->failed;
     uint64_t hash = 1;
     for (uint32_t s = 0; s < w->group->capacity; s++) {
         const struct ctl_slot *slot = &plane->view->slots[s];
@@ -535,9 +596,16 @@ static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
         if (slot->rank_epoch != 0 && lacks && ctl_slot_reports(slot, op))
             hash += mix(s + 1);
     }
-    p->plane->failed[op] = hash;
-    sim_trace(w, "rank %u finishes operation %llu, failed set %llx", plane->slot,
-              (unsigned long long)op, (unsigned long long)hash);
+    if (look)
+        look->failed = hash;
+    return hash;
+}
+
+static void finish_op(struct sim_world *w, struct sim_process *p, uint64_t op)
+{
+    p->plane->failed[op] = failed_set(w, p->plane, op);
+    sim_trace(w, "rank %u finishes operation %llu, failed set %llx", p->plane->slot,
+              (unsigned long long)op, (unsigned long long)p->plane->failed[op]);
     sim_check_op(w, p, op);
 }
 
@@ -614,6 +682,7 @@ static bool try_link_failure(struct sim_world *w, struct sim_process *p)
 void sim_plane_step(struct sim_world *w, struct sim_process *p)
 {
     p->plane->scheduled = false;
+    rest(w, p, 1);
     if (!p->plane->running || p->plane->over)
         return;
     bool moved = try_link_failure(w, p);
@@ -811,7 +880,6 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
         sim_plane_wake(w, p);
         return;
     }
-    sim_check_view(w, p, view);
     for (uint64_t op = view->link_from; op <= view->link_to && op <= w->options.ops; op++)
         plane->link_failed[op] = true;
     check_boundaries(w, p, view);

@@ -55,11 +55,14 @@ static bool make(struct sim_world *w, struct sim_group *group)
     group->death_time = calloc(ranks, sizeof(int64_t));
     group->least = calloc(ranks, sizeof(uint64_t));
     group->dead_epoch = calloc(ranks, sizeof(uint64_t));
+    group->num_resting = calloc(ranks, sizeof(uint32_t));
+    group->resting = calloc(ranks / 64 + 1, sizeof(uint64_t));
     group->agreed_failed = calloc(ops + 2, sizeof(uint64_t));
     group->agreed_failed_by = calloc(ops + 2, sizeof(uint32_t));
     if (!group->rank_of || !group->slot_of || !group->first_index || !group->root ||
         !group->death_time || !group->least || !group->dead_epoch ||
-        !group->agreed_failed || !group->agreed_failed_by)
+        !group->num_resting || !group->resting || !group->agreed_failed ||
+        !group->agreed_failed_by)
         return false;
     place_ranks(w, group);
     uint64_t chunks = 0;
@@ -73,7 +76,8 @@ static bool make(struct sim_world *w, struct sim_group *group)
     group->num_chunks = chunks;
     group->agreed = calloc(chunks + 1, sizeof(uint64_t));
     group->agreed_by = calloc(chunks + 1, sizeof(uint32_t));
-    return group->agreed && group->agreed_by;
+    group->looks = calloc(2 * chunks + 2, sizeof(*group->looks));
+    return group->agreed && group->agreed_by && group->looks;
 }
 
 bool sim_groups_make(struct sim_world *w)
@@ -99,6 +103,9 @@ void sim_groups_free(struct sim_world *w)
         free(group->death_time);
         free(group->least);
         free(group->dead_epoch);
+        free(group->num_resting);
+        free(group->resting);
+        free(group->looks);
         free(group->agreed);
         free(group->agreed_by);
         free(group->agreed_failed);

@@ -157,6 +157,13 @@ struct sim_history {
     bool applied; /* by a rank */
 };
 
+/* How far the slots were looked at for one chunk, by ranks of one view. */
+struct sim_look {
+    uint64_t epoch;
+    uint32_t inputs, done;
+    uint64_t contributors, failed; /* hashes; 0 = not known */
+};
+
 /* The program that all members of a group run, and what they agreed on. */
 struct sim_group {
     uint32_t index;
@@ -171,6 +178,10 @@ struct sim_group {
     struct sim_history *history;
     uint32_t num_history, cap_history;
     uint64_t newest;         /* epoch that the coordinator has shown */
+    struct sim_look *looks;  /* [2 * chunks] */
+    uint64_t most_published; /* chunks, by anybody */
+    uint32_t *num_resting;   /* [capacity] data threads of the slot that stand still */
+    uint64_t *resting;       /* the slots that have one, a bit each */
     uint64_t *agreed;        /* [chunks] contributors returned by a live rank; 0 = none */
     uint32_t *agreed_by;     /* [chunks] process */
     uint64_t *agreed_failed; /* [ops + 1] */
@@ -266,8 +277,9 @@ uint64_t sim_op_of(const struct sim_world *w, uint64_t index);
 bool sim_is_root_lost(uint64_t failed);
 
 /* check.c */
-void sim_check_view(struct sim_world *w, struct sim_process *p,
-                    const struct ctl_view *view);
+/* Its hash. */
+uint64_t sim_check_view(struct sim_world *w, struct sim_process *p,
+                        const struct ctl_view *view);
 void sim_check_chunk(struct sim_world *w, struct sim_process *p, uint64_t index);
 void sim_check_op(struct sim_world *w, struct sim_process *p, uint64_t op);
 /* Invariants 1 and 6, after every event of a process: nothing but a commit has changed
