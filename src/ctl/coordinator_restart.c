@@ -14,14 +14,15 @@
 
 /*
  * Numbers given before the restart are not given again: the term is in them. While ranks
- * still report it is not known, but processes may come and found groups; the numbers they
- * get are drawn at random.
+ * still report it is not known, but processes may come and found groups; their numbers
+ * are above all that a term gives, and tell the starts apart. Registrations grow also
+ * from one such start to the next: of two processes of a rank the later one has it.
  */
 uint32_t coord_next_registration(const struct ctl_coordinator *c, struct coord_rank *rank)
 {
     uint32_t base = (uint32_t)((c->term - 1) & 0x7f) << 24;
     if (c->collecting)
-        base = UINT32_C(1) << 31 | (uint32_t)(c->options.instance & 0x7fffff) << 8;
+        base = UINT32_C(1) << 31 | (c->options.turn & 0x7fffff) << 8;
     if (rank->registration < base)
         rank->registration = base;
     return ++rank->registration;

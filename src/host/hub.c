@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <netinet/tcp.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/log.h"
 #include "base/random.h"
@@ -267,6 +268,17 @@ static enum hdl_status listen_for_agents(struct host_hub *hub)
     return HDL_OK;
 }
 
+/* By the clock on the wall: nothing else is known of the starts before. Two are further
+ * apart than its 8 ms, and a day is enough for those that could meet. */
+static uint32_t turn_of_start(void)
+{
+    struct timespec wall;
+    (void)clock_gettime(CLOCK_REALTIME, &wall);
+    return (uint32_t)((uint64_t)wall.tv_sec * 1000 / 8 +
+                      (uint64_t)wall.tv_nsec / 8000000) &
+           0x7fffff;
+}
+
 enum hdl_status host_hub_open(struct host *host, int listen_fd,
                               const struct host_opts *opts)
 {
@@ -278,7 +290,8 @@ enum hdl_status host_hub_open(struct host *host, int listen_fd,
                                               .grace_ns = opts->grace_ns,
                                               .link_timeout_ns = opts->link_timeout_ns,
                                               .standalone = host->coordinator_only,
-                                              .restarted = host->coordinator_only};
+                                              .restarted = host->coordinator_only,
+                                              .turn = turn_of_start()};
     struct host_hub *hub = base_alloc(host->env, 1, sizeof(*hub));
     if (!hub || base_random_u64(&options.instance) != HDL_OK) {
         base_free(host->env, hub);

@@ -648,6 +648,7 @@ static bool start_coordinator(struct sim_world *w, bool again)
         .standalone = options->standalone,
         .restarted = again,
         .instance = base_splitmix_next(&w->random),
+        .turn = (uint32_t)w->result->restarts,
         .host_id = 1};
     if (again)
         sim_trace(w, "the coordinator is started again");

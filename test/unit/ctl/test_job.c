@@ -27,6 +27,7 @@ struct job {
     struct ctl_agent *agents[RANKS];
     uint64_t conns[RANKS];
     uint64_t next_conn;
+    uint32_t restarts;
     enum hdl_status status[RANKS]; /* of the group; HDL_PENDING = nothing yet */
     char text[RANKS][256];
     bool started[RANKS], refused[RANKS], closed[RANKS];
@@ -368,8 +369,12 @@ static uint64_t reconnects_of(const struct ctl_agent *a)
 
 static void restart(struct job *job)
 {
-    struct ctl_coordinator_options options = {
-        .num_ranks = RANKS, .host_id = 1, .standalone = true, .restarted = true};
+    struct ctl_coordinator_options options = {.num_ranks = RANKS,
+                                              .host_id = 1,
+                                              .standalone = true,
+                                              .restarted = true,
+                                              .instance = job->next_conn,
+                                              .turn = ++job->restarts};
     ctl_coordinator_destroy(job->coordinator);
     assert_ok(ctl_coordinator_create(&job->env, &options, job->now, &job->coordinator));
 }
@@ -433,6 +438,30 @@ static void test_a_fenced_one_was_first(void **state)
         ctl_agent_destroy(order == 0 ? successor : fenced);
         job_close(&job);
     }
+}
+
+/* Both came while a coordinator did not know its term yet, and the first was fenced by
+ * nobody who still lives. */
+static void test_two_came_in_between(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    job.env.log_level = -1;
+    assert_ok(job_open(&job));
+    ctl_agent_destroy(job.agents[1]);
+    struct ctl_agent *came[2];
+    for (int i = 0; i < 2; i++) {
+        restart(&job);
+        assert_ok(start_agent(&job, 1));
+        came[i] = job.agents[1];
+    }
+    restart(&job);
+    reconnect(&job, came[1]);
+    reconnect(&job, came[0]);
+    assert_int_equal(reconnects_of(came[0]), 0);
+    assert_int_equal(reconnects_of(came[1]), 1);
+    ctl_agent_destroy(came[1]);
+    job_close(&job);
 }
 
 static void test_another_version_is_refused(void **state)
@@ -513,6 +542,7 @@ int main(void)
         cmocka_unit_test(test_an_occupied_rank),
         cmocka_unit_test(test_a_newcomer_was_first),
         cmocka_unit_test(test_a_fenced_one_was_first),
+        cmocka_unit_test(test_two_came_in_between),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
         cmocka_unit_test(test_out_of_memory),
