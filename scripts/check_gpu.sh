@@ -8,6 +8,9 @@ build=${HEDDLE_GPU_BUILD:-build/test/gpu}
 # Loading kernels lazily would wait for kernels that wait for each other.
 export CUDA_MODULE_LOADING=EAGER
 
+scripts/check_sass.py "$build"/../../src/gpu/*.fatbin
+status=$?
+[ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 600 "$build/moe_check" "$cases" "$seed"
 status=$?
 [ $status = 77 ] && exit 77
@@ -18,8 +21,11 @@ status=$?
 timeout 120 "$build/moe_api" || exit 1
 # Torch's tensors, where there is a torch that sees the GPUs.
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
-        timeout 180 python3 test/gpu/buffer.py || exit 1
+    # 4 ranks share 2 GPUs too: then ranks wait long for each other.
+    for ranks in 2 4; do
+        HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
+            timeout 180 python3 test/gpu/buffer.py $ranks || exit 1
+    done
 fi
 if command -v compute-sanitizer >/dev/null; then
     # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.

@@ -344,6 +344,7 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
     const give_work work = begin_give(a, &cursor);
     const uint32_t tokens = tokens_by_lane(a);
     const step_view v = view_of(a, a.lane.state->step[blockIdx.x] - 1, begin);
+    note_begun(a, v, 1);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x;
          is_receiver(a) && take_class(a) + i * a.plan.take_classes < a.geo.max_tokens;

@@ -381,20 +381,6 @@ MOE_DEVICE void send_part(const moe_gpu_args &a, line_tag tag, const give_sum<TY
     bulk_commit();
 }
 
-/* Says which items are being sent: a warp that waits long leaves them to this one. */
-MOE_DEVICE void mark_items(const moe_gpu_args &a, step_view v, const give_work &w,
-                           uint32_t tokens)
-{
-    const uint32_t lane = threadIdx.x & 31;
-#pragma unroll 1
-    for (uint32_t i = w.rank; i < w.rank_end; i += w.rank_step) {
-        const uint32_t to = rank_after(a, i), n = __shfl_sync(ALL_LANES, tokens, to);
-#pragma unroll 1
-        for (uint32_t t = w.token + lane * w.token_step; t < n; t += WARP * w.token_step)
-            a.lane.sent_sums[to * a.geo.max_tokens + t] = v.step;
-    }
-}
-
 /* Sends the sums of a warp's work, N accesses to a part at most. */
 template <int TYPE, bool WIDE, int N, bool KEEPS>
 MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
@@ -419,8 +405,6 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
         copy_commit();
         if (++ahead < MOE_GPU_PIECES)
             continue;
-        if (added == 0 && w.from == 0)
-            mark_items(a, v, w, tokens);
         if (added == asked)
             return;
         const float weight = __shfl_sync(ALL_LANES, p.weight, number);
@@ -507,6 +491,94 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
         send_drops(a, v);
 }
 
+/* The weight of an entry of a contribution whose owner's weights come with combine; false
+ * = it has not come. */
+MOE_DEVICE bool late_weight(const moe_gpu_args &a, step_view v, uint32_t owner,
+                            uint32_t token, uint32_t position, float *weight)
+{
+    const uint4 packet =
+        load_packet(own_half(a, v.half) + moe_gpu_weights(&a.geo, owner, token) +
+                    (position >> 1) * MOE_GPU_PACKET);
+    *weight = __uint_as_float(position & 1 ? packet.y : packet.x);
+    return packet.z == v.tag.step && packet.w == v.tag.kind;
+}
+
+/* A contribution as send_all would send it, but line by line and without the rings, for
+ * where there is no hurry; false = its owner has not come so far as to wait for it. */
+template <int TYPE, bool WIDE>
+MOE_DEVICE bool give_plainly(const moe_gpu_args &a, step_view v, uint32_t to,
+                             uint32_t token)
+{
+    typedef element<TYPE> e;
+    const uint32_t lane = threadIdx.x & 31, bytes = a.geo.give.data_bytes;
+    const pair_lane place = place_in_pair(lane);
+    const give_item item = {to, token, {0, 0}};
+    const moe_gpu_entry *entries = entries_of(a, item);
+    const uint32_t unweighted = a.geo.keeps ? a.lane.state->unweighted : 0;
+    const bool apart = a.geo.keeps && wants_apart(a, to, unweighted);
+    const bool dropped = entries[0].row == MOE_GPU_DROPPED_ROW;
+    const bool late = !apart && !dropped && (unweighted >> to & 1);
+    const bool raw = apart || rows_are_sums(a);
+    unsigned char *out = (unsigned char *)a.base[to] + v.half +
+                         moe_gpu_take(&a.geo, token, apart ? 0 : a.rank) + lane * 16;
+    line_tag tag = v.tag;
+    if (entries[0].row == MOE_GPU_NO_ROW)
+        return true;
+    tag.kind |= (dropped ? TAG_DROPPED : 0) | (apart ? TAG_APART : 0);
+#pragma unroll 1
+    for (uint32_t c = 0; c < a.give_accesses; c++) {
+        const uint32_t at = c * MOE_GPU_ACCESS_DATA + (lane_offset(lane, place) & ~15u);
+        const bool stores = c * 2 + (lane >> 4) < a.geo.give.pairs;
+        float acc[e::COUNT] = {}, x[e::COUNT];
+        uint4 row = make_uint4(0, 0, 0, 0);
+#pragma unroll 1
+        for (uint32_t i = 0; i < a.geo.top_k && entries[i].row != MOE_GPU_NO_ROW; i++) {
+            float weight = entries[i].weight;
+            const uint32_t position = __float_as_uint(weight);
+            if (late &&
+                !__all_sync(ALL_LANES, late_weight(a, v, to, token, position, &weight)))
+                return false;
+            if (!dropped)
+                row = load_vector<WIDE>((const unsigned char *)a.expert_out +
+                                            (uint64_t)(uint32_t)entries[i].row * bytes,
+                                        at, bytes);
+            e::unpack(row, x);
+#pragma unroll
+            for (int j = 0; j < e::COUNT; j++)
+                acc[j] = __fmaf_rn(weight, x[j], acc[j]);
+            if (apart && stores)
+                store_packet(out + position * (uint64_t)a.geo.give.stride +
+                                 c * MOE_GPU_ACCESS,
+                             tagged(row, place, tag));
+        }
+        if (!apart && stores)
+            store_packet(out + c * MOE_GPU_ACCESS,
+                         tagged(raw ? row : e::pack(acc), place, tag));
+    }
+    return true;
+}
+
+/* A warp sends what sender `number` would send, as far as no other warp does so. */
+template <int TYPE, bool WIDE>
+MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
+{
+    const uint32_t step = a.plan.give_classes;
+    const uint32_t first = number >> log_of(a.plan.give_slices);
+    for (uint32_t i = 0; first < step && i < a.geo.ranks; i++) {
+        const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
+        uint32_t *sent = a.lane.sent_sums + to * a.geo.max_tokens;
+        for (uint32_t base = first; base < n; base += WARP * step) {
+            const uint32_t mine = base + (threadIdx.x & 31) * step;
+            const bool open = mine < n && load_word(sent + mine) != v.step;
+            for (uint32_t rest = __ballot_sync(ALL_LANES, open); rest; rest &= rest - 1) {
+                const uint32_t t = base + (__ffs(rest) - 1) * step;
+                if (claim(sent + t, v.step) && !give_plainly<TYPE, WIDE>(a, v, to, t))
+                    sent[t] = v.step - 1;
+            }
+        }
+    }
+}
+
 /*
  * A warp that waits long sends what blocks that have not been scheduled yet would send.
  * What is stored twice is stored with the same bytes.
@@ -514,31 +586,14 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
 template <int TYPE, bool WIDE>
 MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
 {
-    const uint32_t tokens = tokens_by_lane(a);
-    uint32_t used = 0;
-    bulk_wait<0>();
-    __syncwarp();
-    if (sends_weights(a))
-        send_weights(a, v, 0, 1);
-    for (uint32_t i = 0; i < a.geo.ranks; i++) {
-        const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
-        for (uint32_t t = 0; t < n; t++) {
-            uint32_t *sent = &a.lane.sent_sums[to * a.geo.max_tokens + t];
-            if (__all_sync(ALL_LANES, load_word(sent) == v.step))
-                continue;
-            if ((threadIdx.x & 31) == 0)
-                *sent = v.step;
-            const give_work w = {i, a.geo.ranks,    i + 1, t, a.geo.max_tokens,
-                                 0, a.give_accesses};
-            give_cursor c;
-            c.rank = i;
-            c.token = t;
-            c.open = false;
-            load_entries(a, &c);
-            give<TYPE, WIDE, MOE_GPU_PART_MOST, true>(a, v, w, tokens, &c, &used);
+    bool weights = sends_weights(a);
+    for (uint32_t base = 0; base < gridDim.x; base += WARP)
+        for (uint32_t rest = idle_blocks(a, v, 1, base); rest; rest &= rest - 1) {
+            if (weights)
+                send_weights(a, v, 0, 1);
+            weights = false;
+            send_for<TYPE, WIDE>(a, v, number_of(a, base + __ffs(rest) - 1));
         }
-    }
-    bulk_wait<0>();
 }
 
 #endif

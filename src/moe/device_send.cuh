@@ -334,6 +334,29 @@ MOE_DEVICE void store_row(const moe_gpu_args &a, step_view v, uint32_t token,
     bulk_commit();
 }
 
+/* A warp sends all of one token, through the stage that is for this. */
+template <int IN, bool WIDE>
+MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
+                           uint32_t tokens, uint32_t sendable)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    unsigned char *stage = shared_memory + (MOE_GPU_STAGES - 1) * a.geo.row.stride;
+    int64_t id;
+    float weight;
+    load_routing(a, token, tokens, &id, &weight);
+    const uint32_t ranks = send_header(a, v, token, sendable, id);
+    ahead_of<fp8_source<IN>::TYPE> ahead;
+    if (IN != MOE_GPU_BYTES)
+        load_ahead<fp8_source<IN>::TYPE, WIDE>(a, token, lane * 8, WARP, &ahead);
+    stage_row<IN, WIDE>(a, v, token, &ahead, NO_TOKEN, stage, lane, WARP);
+    if (a.in_weights)
+        stage_weights(a, a.in_weights + token * a.geo.top_k, stage);
+    __syncwarp();
+    store_row(a, v, token, ranks, stage);
+    bulk_wait<0>();
+    __syncwarp();
+}
+
 /*
  * A warp that waits long sends what blocks that have not been scheduled yet would send:
  * peers may be waiting for it, and this block may hold the place that theirs needs. That
@@ -342,32 +365,23 @@ MOE_DEVICE void store_row(const moe_gpu_args &a, step_view v, uint32_t token,
 template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
 {
     const uint32_t lane = threadIdx.x & 31, tokens = own_tokens(a);
-    unsigned char *stage = shared_memory + (MOE_GPU_STAGES - 1) * a.geo.row.stride;
+    uint32_t sendable = 0;
     bool locked = lane == 0 && atomicCAS(&b.stage_lock, 0, 1) == 0;
     if (!__any_sync(ALL_LANES, locked))
         return;
-    uint32_t sendable = sendable_ranks(a, v, view_rank(a));
-    send_sign(a, v, sendable, tokens);
-    for (uint32_t t = 0; t < tokens; t++) {
-        if (__all_sync(ALL_LANES, load_word(&a.lane.sent_rows[t]) == v.step))
-            continue;
-        if (lane == 0)
-            a.lane.sent_rows[t] = v.step;
-        int64_t id;
-        float weight;
-        load_routing(a, t, tokens, &id, &weight);
-        uint32_t ranks = send_header(a, v, t, sendable, id);
-        ahead_of<fp8_source<IN>::TYPE> ahead;
-        if (IN != MOE_GPU_BYTES)
-            load_ahead<fp8_source<IN>::TYPE, WIDE>(a, t, lane * 8, WARP, &ahead);
-        stage_row<IN, WIDE>(a, v, t, &ahead, NO_TOKEN, stage, lane, WARP);
-        if (a.in_weights)
-            stage_weights(a, a.in_weights + t * a.geo.top_k, stage);
-        __syncwarp();
-        store_row(a, v, t, ranks, stage);
-        bulk_wait<0>();
-        __syncwarp();
-    }
+    for (uint32_t base = 0; base < gridDim.x; base += WARP)
+        for (uint32_t rest = idle_blocks(a, v, 0, base); rest; rest &= rest - 1) {
+            uint32_t t = number_of(a, base + __ffs(rest) - 1);
+            if (t >= a.plan.senders)
+                continue;
+            if (!sendable) { /* the own rank is, always */
+                sendable = sendable_ranks(a, v, view_rank(a));
+                send_sign(a, v, sendable, tokens);
+            }
+            for (; t < tokens; t += a.plan.senders)
+                if (claim(&a.lane.sent_rows[t], v.step))
+                    send_token<IN, WIDE>(a, v, t, tokens, sendable);
+        }
     if (lane == 0)
         atomicExch(&b.stage_lock, 0);
 }
@@ -404,8 +418,6 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, send_begin<IN> *beg
                 bulk_wait<1>();
             __syncthreads();
         }
-        if (tid == 0)
-            a.lane.sent_rows[t] = v.step;
         uint32_t next =
             t + a.plan.senders < tokens ? t + a.plan.senders : (uint32_t)NO_TOKEN;
         stage_row<IN, WIDE>(a, v, t, &begin->ahead, next, stage, tid, THREADS);

@@ -199,9 +199,14 @@ MOE_DEVICE uint32_t sendable_ranks(const moe_gpu_args &a, step_view v, rank_view
 }
 
 /* What a block is, by the plan. */
+MOE_DEVICE uint32_t number_of(const moe_gpu_args &a, uint32_t block)
+{
+    return block - (gridDim.x - a.plan.senders); /* large for others than senders */
+}
+
 MOE_DEVICE uint32_t sender_number(const moe_gpu_args &a)
 {
-    return blockIdx.x - (gridDim.x - a.plan.senders); /* large for others */
+    return number_of(a, blockIdx.x);
 }
 
 MOE_DEVICE bool is_sender(const moe_gpu_args &a)
@@ -228,6 +233,30 @@ MOE_DEVICE uint32_t take_slice(const moe_gpu_args &a)
 MOE_DEVICE bool is_receiver(const moe_gpu_args &a)
 {
     return (a.phase & MOE_GPU_RECV) && take_class(a) < a.plan.take_classes;
+}
+
+/* A block says that it runs, in dispatch or combine: it will send what it is to send. */
+MOE_DEVICE void note_begun(const moe_gpu_args &a, step_view v, uint32_t combine)
+{
+    if (threadIdx.x == 0)
+        a.lane.state->begun[combine][blockIdx.x] = v.step;
+}
+
+/* Which of the 32 blocks from `first` on have not been scheduled yet; by a whole warp. */
+MOE_DEVICE uint32_t idle_blocks(const moe_gpu_args &a, step_view v, uint32_t combine,
+                                uint32_t first)
+{
+    const uint32_t block = first + (threadIdx.x & 31);
+    return __ballot_sync(ALL_LANES,
+                         block < gridDim.x &&
+                             load_word(&a.lane.state->begun[combine][block]) != v.step);
+}
+
+/* A warp takes on a piece of their work; false = another one has done so in this step. */
+MOE_DEVICE bool claim(uint32_t *word, uint32_t step)
+{
+    const bool first_lane = (threadIdx.x & 31) == 0;
+    return __any_sync(ALL_LANES, first_lane && atomicExch(word, step) != step);
 }
 
 /* A kernel that runs a function of its arguments. */

@@ -504,6 +504,7 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     if (sends)
         begin_send<IN, WIDE>(a, &first);
     const step_view v = view_of(a, step, begin);
+    note_begun(a, v, 0);
     /* A block that only sends receives nothing, not even headers. */
     const bool receives = (a.phase & MOE_GPU_RECV) && (!sends || is_receiver(a));
     if (tid == 0)

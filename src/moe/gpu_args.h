@@ -174,6 +174,8 @@ struct moe_gpu_state {
     uint32_t incomplete_calls;
     uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
+    uint32_t begun[2][MOE_GPU_MAX_CTAS]; /* newest step of dispatch, combine in which a
+                                            block was scheduled */
     uint32_t dropped[MOE_GPU_MAX_RANKS]; /* newest step in which rows of a source were
                                             missing */
     uint32_t late[MOE_GPU_MAX_RANKS]; /* newest step in which a contributor was missing */
@@ -200,7 +202,7 @@ struct moe_gpu_lane {
     struct moe_gpu_state *state;
     const uint32_t *counted; /* ranks to wait for: members or mask of the state */
     uint32_t *notice;        /* word of the host, set when there is an error */
-    uint32_t *sent_rows;     /* [M] step in which a token's row was begun to be sent */
+    uint32_t *sent_rows;     /* [M] step in which a warp took on another block's row */
     uint32_t *sent_sums;     /* [R][M] the same for contributions */
     uint32_t *own_ranks;     /* [M] ranks that hold experts of an own token */
     /* If geo.keeps: [M][k] rank of an own entry | first entry of its expert << 8, and the

@@ -75,10 +75,12 @@ static void random_map(struct gpu_case *c, uint64_t *seed)
 enum placement {
     IN_PHASES,    /* on one GPU, the phases of all ranks one after the other */
     SIDE_BY_SIDE, /* on one GPU, with a few blocks each */
+    CROWDED,      /* two on one GPU, with more blocks than have room at once */
     APART         /* a GPU each */
 };
 static const char *const placements[] = {"in phases on one GPU",
-                                         "side by side on one GPU", "on a GPU each"};
+                                         "side by side on one GPU", "crowded on one GPU",
+                                         "on a GPU each"};
 
 static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
                         uint32_t gpus)
@@ -86,7 +88,7 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
     struct hdl_moe_opts *o = &c->opts;
     gpu_case_defaults(c);
     c->split = how == IN_PHASES;
-    c->ranks = how == APART ? gpus : PICK(seed, 1, 2, 3, 4, 8);
+    c->ranks = how == APART ? gpus : how == CROWDED ? 2 : PICK(seed, 1, 2, 3, 4, 8);
     o->hidden =
         (int32_t)PICK(seed, 8, 16, 100, 128, 136, 256, 331, 512, 896, 2048, 2880, 7168);
     o->max_tokens = (int32_t)PICK(seed, 1, 2, 7, 31, 64, 128, 129, 300);
@@ -153,7 +155,10 @@ static void random_step(struct gpu_case *c, uint64_t *seed)
 static uint32_t blocks_of(enum placement how, uint32_t number)
 {
     static const uint32_t few[] = {3, 7, 12};
-    return how == SIDE_BY_SIDE ? few[number % 3] : (number % 3) ? 0 : 3;
+    return how == SIDE_BY_SIDE ? few[number % 3]
+           : how == CROWDED    ? 120
+           : (number % 3)      ? 0
+                               : 3;
 }
 
 /* A step, or with several lanes two of them, the one inside the other. Buffers that
