@@ -5,8 +5,9 @@
 
 #include "moe/device_send.cuh"
 
-/* A header packet: marks the rows that come to this rank, keeps what the block needs. */
-MOE_DEVICE void take_packet(const moe_gpu_args &a, uint32_t source, uint32_t token,
+/* A header packet: marks the rows that come to this rank, keeps what the block needs;
+ * true = some do. */
+MOE_DEVICE bool take_packet(const moe_gpu_args &a, uint32_t source, uint32_t token,
                             uint32_t first, uint4 v)
 {
     const uint32_t word = source * a.geo.token_words + (token >> 5),
@@ -25,8 +26,6 @@ MOE_DEVICE void take_packet(const moe_gpu_args &a, uint32_t source, uint32_t tok
         w0 = __funnelshift_r(w0, w1, 16);
         w1 >>= 16;
     }
-    if (any)
-        atomicOr(&any_set(a)[word], bit);
     if (token - turn * a.plan.take_classes == take_class(a)) {
         uint16_t *stash = stashed(a, turn, source) + first;
         w0 = v.x, w1 = v.y;
@@ -37,6 +36,25 @@ MOE_DEVICE void take_packet(const moe_gpu_args &a, uint32_t source, uint32_t tok
             w1 >>= 16;
         }
     }
+    return any;
+}
+
+/* Marks the tokens of a part that have rows here. They follow each other, so they lie in
+ * two words at most: one lane for all of them, instead of 32 for one word. */
+MOE_DEVICE void mark_tokens(const moe_gpu_args &a, uint32_t source, uint32_t token,
+                            bool any)
+{
+    const uint32_t word = token >> 5, first = __shfl_sync(ALL_LANES, word, 0);
+    const uint32_t bit = any ? 1u << (token & 31) : 0;
+    const uint32_t low = __reduce_or_sync(ALL_LANES, word == first ? bit : 0),
+                   high = __reduce_or_sync(ALL_LANES, word == first ? 0 : bit);
+    uint32_t *set = any_set(a) + source * a.geo.token_words + first;
+    if ((threadIdx.x & 31) != 0)
+        return;
+    if (low)
+        atomicOr(set, low);
+    if (high)
+        atomicOr(set + 1, high);
 }
 
 /* A part of the headers: 32 packets of one source, a lane for each. */
@@ -119,12 +137,13 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
         }
 #pragma unroll
         for (int u = 0; u < N; u++) {
-            if (!p[u].whole)
-                continue;
-            take_packet(a, p[u].source, p[u].token,
-                        (p[u].number - p[u].token * a.geo.packets) * MOE_GPU_PACKET_SLOTS,
-                        p[u].packet);
-            if (p[u].number == 0) {
+            const bool any =
+                p[u].whole && take_packet(a, p[u].source, p[u].token,
+                                          (p[u].number - p[u].token * a.geo.packets) *
+                                              MOE_GPU_PACKET_SLOTS,
+                                          p[u].packet);
+            mark_tokens(a, p[u].source, p[u].token, any);
+            if (p[u].whole && p[u].number == 0) {
                 b.tokens[p[u].source] = p[u].sign.z;
                 if (p[u].sign.w)
                     atomicOr(&b.unweighted, 1u << p[u].source);

@@ -302,11 +302,12 @@ MOE_GPU_FN uint32_t moe_gpu_pairs(uint32_t bytes)
     return (bytes + MOE_GPU_PAIR_DATA - 1) / MOE_GPU_PAIR_DATA;
 }
 
-/* Words of the bit sets: one set for each expert of a rank, one for all of them. */
-MOE_GPU_FN uint64_t moe_gpu_set_words(const struct moe_gpu_geometry *g,
-                                      uint32_t local_experts)
+/* Words of a bit set: an odd number, so that the same word of all experts' sets lies in
+ * different banks. There is one set for each expert of a rank, and one for all of them.
+ */
+MOE_GPU_FN uint32_t moe_gpu_set_words(const struct moe_gpu_geometry *g)
 {
-    return (local_experts + 1ull) * g->ranks * g->token_words;
+    return (g->ranks * g->token_words) | 1;
 }
 
 /* How tokens are divided among `by` blocks: most that one gets. */
@@ -328,10 +329,10 @@ MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
 {
     struct moe_gpu_shared s;
     uint32_t offsets = order == MOE_GPU_3D ? 0 : local_experts + 1;
-    uint64_t sets = moe_gpu_set_words(g, local_experts) * 4;
+    uint64_t sets = (local_experts + 1ull) * moe_gpu_set_words(g) * 4;
     uint64_t stash =
         (uint64_t)moe_gpu_turns(g, plan->take_classes) * g->ranks * g->top_k * 2;
-    s.words = g->ranks * g->token_words;
+    s.words = moe_gpu_set_words(g);
     s.bits_at = MOE_GPU_STAGES * g->row.stride;
     s.any_at = s.bits_at + local_experts * s.words * 4;
     s.counts_at = (uint32_t)(s.bits_at + sets);
