@@ -2,12 +2,12 @@
 /*
  * Ranks join, leave, come back and are replaced while the others go on.
  *
- *     elastic grow      founders 0 and 1 loop; 2, then 3 are admitted from another thread
- *     elastic together  all members call admit at the same place: that is the boundary
- *     elastic remove    rank 1, then 3 are removed as planned and come back in place
- *     elastic replace   rank 1 is killed while all loop; a new process takes its place
- *     elastic alone     a joiner works over itself, wrong identities are refused
- *     elastic cycles    leave and join, 30 times
+ *     elastic grow      founders 0 and 1 loop; 2, then 3 are admitted from another
+ * thread, at random moments elastic together  all members call admit at the same place:
+ * that is the boundary elastic remove    rank 1, then 3 are removed as planned and come
+ * back in place elastic replace   rank 1 is killed while all loop; a new process takes
+ * its place elastic alone     a joiner works over itself, wrong identities are refused
+ *     elastic cycles    leave and join, 10 times, with a callback for each view
  *     elastic gone      a rank is removed as planned and exits at once, several times
  */
 #include <pthread.h>
@@ -24,9 +24,10 @@ enum { AFTER = 50 };
 static void *admit_two(void *argument)
 {
     (void)argument;
-    rank_sleep_ms(20);
+    unsigned seed = (unsigned)getpid();
+    rank_sleep_ms(rand_r(&seed) % 40);
     member_admit(2);
-    rank_sleep_ms(20);
+    rank_sleep_ms(rand_r(&seed) % 40);
     member_admit(3);
     return NULL;
 }
@@ -77,8 +78,10 @@ static void grow(void)
               (unsigned long)hdl_group_next(self.group), (unsigned long)first);
     }
     loop_growing(15, first);
-    if (self.rank == 0)
+    if (self.rank == 0) {
         pthread_join(thread, NULL);
+        rank_say("all switched");
+    }
 }
 
 static void together(void)
@@ -310,7 +313,7 @@ static void cycles(void)
 {
     member_found(3, 3, false);
     CHECK_OK(hdl_group_on_view(self.group, on_view, (void *)&told));
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 10; i++) {
         CHECK(member_sum_ok() == 7, "cycle %d", i);
         if (self.rank == 2) {
             CHECK_OK(hdl_group_leave(self.group, 20000000));

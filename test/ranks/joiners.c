@@ -3,10 +3,10 @@
  * Joiners in bad company.
  *
  *     joiners slow    one whose main thread is busy for longer than dead_after is not
- * lost joiners busy    two at once, while the coordinator's rank waits inside an
- * operation joiners again   a joiner dies after its admission, and a new process takes
- * its slot joiners early   a rank is admitted before its predecessor's death is in any
- * view joiners far     a replacement on another host of a group in shared memory is
+ * lost joiners busy    two at once, while the coordinator's rank waits in an operation
+ *     joiners again   a joiner dies after its admission, a new process takes its slot
+ *     joiners early   a rank is admitted before its predecessor's death is in any view
+ *     joiners far     a replacement on another host of a group in shared memory is
  * refused
  */
 #include <pthread.h>
@@ -17,7 +17,10 @@
 
 #include "member.h"
 
-enum { AFTER = 50, DEAD_AFTER_MS = 300 };
+enum { AFTER = 50 };
+
+/* How long one is slow, or waits. */
+static int dead_after_ms = 300, busy_ms = 750, late_ms = 300;
 
 static uint64_t views(void)
 {
@@ -40,10 +43,10 @@ static void slow(void)
 {
     member_found(2, 3, self.rank == 2);
     if (self.rank == 2) {
-        double until = rank_now() + 2.5e-3 * DEAD_AFTER_MS;
+        double until = rank_now() + 1e-3 * busy_ms;
         while (rank_now() < until)
             CHECK(member_sum_ok() == 4, "alone");
-        until = rank_now() + 2.5e-3 * DEAD_AFTER_MS;
+        until = rank_now() + 1e-3 * busy_ms;
         while (rank_now() < until)
             continue; /* the user's own work */
         CHECK_OK(hdl_group_join(self.group, CHANGE_US, NULL));
@@ -68,13 +71,14 @@ static void busy(void)
         before = views();
         if (self.rank == 1) {
             const int32_t both[] = {2, 3};
-            rank_sleep_ms(300);
+            rank_sleep_ms(late_ms);
             CHECK_OK(hdl_group_admit(self.group, both, 2, CHANGE_US, NULL));
             rank_sleep_ms(300);
         }
         double start = rank_now();
         CHECK(member_sum_ok() == 3, "two");
-        CHECK(self.rank == 1 || rank_now() - start > 0.25, "rank 0 did not wait");
+        CHECK(self.rank == 1 || rank_now() - start > 0.8e-3 * late_ms,
+              "rank 0 did not wait");
         CHECK(views() - before <= 2, "%lu views for two joiners",
               (unsigned long)(views() - before));
     }
@@ -184,8 +188,10 @@ static void far_replacement(bool near)
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "slow";
+    if (getenv("HEDDLE_SOAK"))
+        dead_after_ms = 1000, busy_ms = 5000, late_ms = 10000;
     const struct hdl_context_opts opts = {
-        .size = sizeof(opts), .dead_after_us = DEAD_AFTER_MS * 1000 * RANK_SLOW};
+        .size = sizeof(opts), .dead_after_us = dead_after_ms * 1000 * RANK_SLOW};
     member_begin(strcmp(mode, "slow") == 0 ? &opts : NULL, strstr(mode, "replacement"));
     if (strcmp(mode, "slow") == 0)
         slow();

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups and contexts made and destroyed again and again leave nothing behind. */
+/* Groups and contexts made and destroyed, and joined and left, again and again leave
+ * nothing behind. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,32 @@ static void test_groups(const struct rank *self, int rounds, const char *name)
     compare("groups", before, measure(), 1024);
 }
 
+/* One leaves and joins again, the others go on. */
+static void test_members(const struct rank *self, int rounds)
+{
+    struct usage before = {0};
+    const int32_t last = self->size - 1;
+    struct hdl_view view = {0};
+    struct hdl_group *group = rank_group(self->context, "members");
+    for (int i = 0; i < rounds; i++) {
+        if (self->rank == last) {
+            CHECK_OK(hdl_group_leave(group, 20000000));
+            CHECK_OK(hdl_group_join(group, 20000000, NULL));
+        } else {
+            do
+                CHECK_OK(hdl_group_view(group, &view));
+            while (view.num_active == self->size);
+            use(group, last);
+            CHECK_OK(hdl_group_admit(group, &last, 1, 20000000, NULL));
+        }
+        use(group, self->size);
+        if (i == 9)
+            before = measure();
+    }
+    compare("members", before, measure(), 1024);
+    hdl_group_destroy(group);
+}
+
 /* The same name while the older group lives: a new group, not the old one. */
 static void test_same_name(const struct rank *self)
 {
@@ -120,6 +147,7 @@ int main(int argc, char **argv)
     rank_join(&self);
     use(self.group, self.size);
     test_groups(&self, rounds, "cycle");
+    test_members(&self, rounds);
     test_same_name(&self);
     rank_leave(&self);
     test_contexts(rounds / 5 > 10 ? rounds / 5 : 10);

@@ -368,7 +368,8 @@ static bool run_costs(struct recovery *v)
     return good;
 }
 
-static bool show(struct recovery *v, bool json)
+/* `margin`: by how much times may miss their targets, on a machine that is not idle. */
+static bool show(struct recovery *v, bool json, double margin)
 {
     bool all = true;
     for (int w = 0; w < WHATS; w++) {
@@ -381,7 +382,8 @@ static bool show(struct recovery *v, bool json)
         double share = w == COST ? 0.05 * v->without_ms : 0;
         double target = share > whats[w].median ? share : whats[w].median;
         double limit = whats[w].worst * (target / whats[w].median);
-        bool ok = median <= target && worst <= limit;
+        double more = strcmp(whats[w].unit, "ms") == 0 ? margin : 1;
+        bool ok = median <= target * more && worst <= limit * more;
         all &= ok;
         printf(json
                    ? "{\"event\":\"%s\",\"n\":%zu,\"median_ms\":%.6f,\"worst_ms\":%.6f,"
@@ -416,7 +418,7 @@ static bool run_all(struct recovery *v, int repeats, int cycles, bool events_onl
 
 int perf_recovery(int argc, char **argv)
 {
-    int64_t ranks = 4, repeats = 50, cycles = 1000;
+    int64_t ranks = 4, repeats = 50, cycles = 1000, margin = 1;
     const char *transport = "auto";
     bool json = false, events_only = false;
     const struct tool_option options[] = {
@@ -428,6 +430,8 @@ int perf_recovery(int argc, char **argv)
          "the way to the others; mixed = two hosts (default auto)"},
         {0, "events-only", TOOL_FLAG, &events_only, 0, NULL,
          "not what it costs while nothing happens"},
+        {0, "margin", TOOL_INT, &margin, 1, "N",
+         "times may be N times their targets, on a machine that is busy (default 1)"},
         {0, "json", TOOL_FLAG, &json, 0, NULL, "one object per event"},
     };
     const struct tool_usage usage = {
@@ -454,7 +458,7 @@ int perf_recovery(int argc, char **argv)
     bool good = run_all(v, (int)repeats, (int)cycles, events_only);
     if (!good)
         (void)tool_failed("recovery: %s", v->crew.problem);
-    good = show(v, json) && good;
+    good = show(v, json, (double)margin) && good;
     free(v);
     return good ? TOOL_OK : TOOL_FAILED;
 }
