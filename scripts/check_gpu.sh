@@ -26,6 +26,8 @@ if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/de
         HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
             timeout 180 python3 test/gpu/buffer.py $ranks || exit 1
     done
+    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
+        timeout 180 python3 test/gpu/cases.py || exit 1
 fi
 if command -v compute-sanitizer >/dev/null; then
     # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.

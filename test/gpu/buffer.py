@@ -147,7 +147,10 @@ def rank_main() -> None:
     dist.destroy_process_group()
 
 
-def main() -> int:
+def main(path: str = __file__, title: str = "Buffer on CUDA tensors") -> int:
+    if not torch.cuda.is_available():
+        print("skipped: torch sees no GPU")
+        return 77
     ranks = int(sys.argv[1]) if len(sys.argv) > 1 else max(2, torch.cuda.device_count())
     environment = os.environ | {
         "WORLD_SIZE": str(ranks),
@@ -155,17 +158,14 @@ def main() -> int:
         "MASTER_PORT": str(20000 + os.getpid() % 20000),
     }
     start = time.monotonic()
-    children = [subprocess.Popen([sys.executable, __file__], env=environment | {"RANK": str(r)}) for r in range(ranks)]
+    children = [subprocess.Popen([sys.executable, path], env=environment | {"RANK": str(r)}) for r in range(ranks)]
     failed = sum(child.wait() != 0 for child in children)
-    print(f"Buffer on CUDA tensors, {ranks} ranks: {failed} wrong, {time.monotonic() - start:.1f} s")
+    print(f"{title}, {ranks} ranks: {failed} wrong, {time.monotonic() - start:.1f} s")
     return failed
 
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
         rank_main()
-    elif not torch.cuda.is_available():
-        print("skipped: torch sees no GPU")
-        sys.exit(77)
     else:
         sys.exit(main())
