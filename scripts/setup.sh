@@ -145,5 +145,6 @@ build_in() {
 }
 
 build_default() {
+    [ -e build/build.ninja ] || echo "run: building in build/, the first time this takes a minute or two" >&2
     build_in build || exit 1
 }

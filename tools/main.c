@@ -16,7 +16,7 @@ static const struct {
 } commands[] = {
     {"run", command_run, "start a program as N ranks on this machine"},
     {"demo", command_demo, "watch N processes exchange real data"},
-    {"perf", command_perf, "measure a collective or point to point"},
+    {"perf", command_perf, "measure operations, losses, a mixture of experts"},
     {"info", command_info, "what this build and machine can do"},
     {"coordinator", command_coordinator,
      "decide a job's membership, outside of its ranks"},
