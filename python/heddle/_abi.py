@@ -222,6 +222,10 @@ class Sized(ctypes.Structure):
                 raise ValueError(f"{name} {value!r} does not fit its field")
         self.size = ctypes.sizeof(self)
 
+    def values(self) -> dict[str, Any]:
+        """The fields but for the size, by name."""
+        return {name: getattr(self, name) for name, *_ in self._fields_[1:]}
+
 
 class Bootstrap(ctypes.Structure):
     _fields_ = [("user", c_void_p), ("put", BootstrapPut), ("get", BootstrapGet)]

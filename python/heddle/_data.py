@@ -12,7 +12,7 @@ from typing import Any
 
 from heddle._abi import DType
 
-_NAMES = {
+NAMES = {
     "int8": DType.I8,
     "uint8": DType.U8,
     "int16": DType.I16,
@@ -74,10 +74,15 @@ _release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
 
 def named_dtype(name: str) -> DType:
     """DType of a numpy or torch type's name. TypeError: there is none."""
-    found = _NAMES.get(name.removeprefix("torch."))
+    found = NAMES.get(name.removeprefix("torch."))
     if found is None:
-        raise TypeError(f"type {name} is none of {', '.join(_NAMES)}")
+        raise TypeError(f"type {name} is none of {', '.join(NAMES)}")
     return found
+
+
+def name_of(dtype: DType) -> str:
+    """What numpy and torch call the type."""
+    return next(name for name, known in NAMES.items() if known == dtype)
 
 
 def _of_tensor(tensor: Any, write: bool, device: str = "cpu") -> Data:

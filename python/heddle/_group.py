@@ -125,20 +125,14 @@ class Group(Collectives):
         """What is known of a slot, changes that lie ahead included. EINVAL: outside the capacity."""
         found = _abi.Member()
         _error.check(self.call(lib.hdl_group_member, rank, found))
-        return Member(
-            ProcessState(found.process),
-            MemberState(found.member),
-            found.job_rank,
-            found.rank_epoch,
-            found.first,
-            found.last,
-        )
+        states = {"process": ProcessState(found.process), "member": MemberState(found.member)}
+        return Member(**found.values() | states)
 
     def stats(self) -> dict[str, int]:
         """Counters since creation, by the names of struct hdl_group_stats."""
         found = _abi.GroupStats()
         _error.check(self.call(lib.hdl_group_stats, found))
-        return {name: getattr(found, name) for name, _ in _abi.GroupStats._fields_[1:]}  # type: ignore[misc]
+        return found.values()
 
     def transport(self, rank: int) -> str | None:
         """Path to a peer: "self", "shm" or "fabric:<provider>"; None for a vacant slot."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from heddle import _abi, _error
 from heddle._abi import DType, MoeFormat, MoeLayout, MoeMemory, MoeProtocol, MoeWire, Status, lib
-from heddle._data import Data, data_of, device_data_of
+from heddle._data import Data, data_of, device_data_of, name_of
 from heddle._group import int32s
 from heddle._object import Object, microseconds
 
@@ -26,8 +26,7 @@ def numpy_array(shape: tuple[int, ...], dtype: DType) -> Any:
     """Uninitialised numpy array; bfloat16 and fp8, which numpy lacks, as bits."""
     import numpy
 
-    names = {DType.I32: "int32", DType.I64: "int64", DType.U8: "uint8", DType.F32: "float32", DType.F16: "float16"}
-    return numpy.empty(shape, dtype=_PLAIN_NUMPY.get(dtype) or names[dtype])
+    return numpy.empty(shape, dtype=_PLAIN_NUMPY.get(dtype) or name_of(dtype))
 
 
 def _torch_cuda() -> Any:
@@ -39,16 +38,7 @@ def _torch_cuda() -> Any:
 def cuda_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
     """Uninitialised torch tensor on the current CUDA device."""
     torch = _torch_cuda()
-    names = {
-        DType.I32: "int32",
-        DType.I64: "int64",
-        DType.U8: "uint8",
-        DType.F32: "float32",
-        DType.F16: "float16",
-        DType.BF16: "bfloat16",
-        DType.F8E4M3: "float8_e4m3fn",
-    }
-    return torch.empty(shape, dtype=getattr(torch, names[dtype]), device="cuda")
+    return torch.empty(shape, dtype=getattr(torch, name_of(dtype)), device="cuda")
 
 
 class DeviceBytes:
@@ -151,7 +141,7 @@ class MoeOptions:
         """Exact sizes for a group of `num_ranks` slots; allocates nothing. EINVAL as for creation."""
         found = _abi.MoeSizes()
         _error.check(lib.hdl_moe_size_hint(self.struct(), num_ranks, found))
-        return MoeSizes(**{field.name: getattr(found, field.name) for field in dataclasses.fields(MoeSizes)})
+        return MoeSizes(**found.values())
 
     def result_dtype(self) -> DType:
         """Type of expert outputs and of sums."""
@@ -476,9 +466,9 @@ class Moe(Object):
         addresses = {name: ctypes.addressof(array) for name, array in per_rank.items()}
         state = _abi.MoeState(expert_rows=ctypes.addressof(expert_rows), **addresses)
         _error.check(self.call(lib.hdl_moe_status, state))
-        found = {name: getattr(state, name) for name, _ in _abi.MoeState._fields_[1:10]}  # type: ignore[misc]
+        found = state.values() | {name: list(array) for name, array in per_rank.items()}
         found["last_error"] = Status(state.last_error)
         found["expert_rows"] = list(expert_rows)[: self.local_experts]
-        return found | {name: list(array) for name, array in per_rank.items()}
+        return found
 
     _destroy = staticmethod(lib.hdl_moe_destroy)

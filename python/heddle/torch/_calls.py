@@ -24,33 +24,14 @@ from torch._C import _distributed_c10d as c10d
 
 from heddle import _abi, _error
 from heddle._abi import ANY_SOURCE, DType, lib
+from heddle._data import NAMES
 from heddle.torch._work import Completer, Finished, Future, Many, Pending, Work, complete, micros
 
-_CODES = {
-    torch.int8: DType.I8,
-    torch.uint8: DType.U8,
-    torch.int16: DType.I16,
-    torch.int32: DType.I32,
-    torch.int64: DType.I64,
-    torch.bool: DType.BOOL,
-    torch.float16: DType.F16,
-    torch.bfloat16: DType.BF16,
-    torch.float32: DType.F32,
-    torch.float64: DType.F64,
-    torch.complex64: DType.C64,
-    torch.complex128: DType.C128,
-    torch.uint16: DType.U16,
-    torch.uint32: DType.U32,
-    torch.uint64: DType.U64,
-    torch.float8_e4m3fn: DType.F8E4M3,
-    torch.float8_e5m2: DType.F8E5M2,
-}
-_DTYPES = {dtype: int(code) for dtype, code in _CODES.items()}
+_DTYPES = {getattr(torch, name): int(code) for name, code in NAMES.items()}
 _U8 = int(DType.U8)
 _SUM = dist.ReduceOp.SUM
 _PREMUL_SUM = int(_abi.RedOp.PREMUL_SUM)
 _AllreduceOptions = c10d.AllreduceOptions
-# Options of older versions of torch do not say it.
 _SAYS_ASYNC = hasattr(c10d.AllreduceOptions(), "asyncOp")
 _UNSET = datetime.timedelta(milliseconds=-1)
 # Signatures differ among versions of torch.

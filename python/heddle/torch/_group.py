@@ -211,7 +211,7 @@ class ProcessGroup(Calls):
         """Counters since creation, by the names of struct hdl_group_stats."""
         found = _abi.GroupStats()
         _error.check(lib.hdl_group_stats(self._alive(), found))
-        return {name: getattr(found, name) for name, _ in _abi.GroupStats._fields_[1:]}  # type: ignore[misc]
+        return found.values()
 
     def failed(self, work: Work, status: int, detail: str) -> None:
         """An operation ended without success; the mirror is brought up to date before its wait() returns."""

@@ -9,7 +9,7 @@ import weakref
 import torch
 
 from heddle._abi import DType, MoeFormat, MoeLayout
-from heddle._moe import Moe, Step
+from heddle._moe import Moe, Received, Step
 
 _exchanges: weakref.WeakValueDictionary[int, Moe] = weakref.WeakValueDictionary()
 _DTYPES = {DType.BF16: torch.bfloat16, DType.F16: torch.float16, DType.F32: torch.float32}
@@ -42,8 +42,6 @@ def dispatch(
     exchange: int, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(rows [L, R*M, H], scales, counts [L], step int64 [4] on the CPU) of heddle.Moe.dispatch."""
-    from heddle._moe import Received
-
     moe = _exchanges[exchange]
     rows, scales, counts = _new(moe, x)
     received = Received(rows, scales=scales if scales.numel() else None, counts=counts)
