@@ -154,9 +154,6 @@ static int show_info_json(void)
     char *text = read_info();
     if (!text)
         return TOOL_FAILED;
-    for (char *at = text; *at; at++)
-        if (*at == '\n')
-            *at = ' ';
     printf("%s\n", text);
     free(text);
     return TOOL_OK;
@@ -299,9 +296,6 @@ static int show_report(int as_json)
     char *text = read_info();
     if (!text)
         return TOOL_FAILED;
-    for (char *at = text; *at; at++)
-        if (*at == '\n')
-            *at = ' ';
     printf("{\"info\": %s", text);
     report_machine(report_json);
     printf("}\n");

@@ -46,7 +46,7 @@ static void help_row(const char *left, const char *text)
         printf("%-28s%s\n", left, text);
 }
 
-void tool_help(const struct tool_usage *usage)
+static void print_help(const struct tool_usage *usage)
 {
     printf("usage: %s\n\n%s\n\noptions:\n", usage->line, usage->purpose);
     for (size_t i = 0; i < usage->num_options; i++) {
@@ -233,7 +233,7 @@ enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int a
             continue;
         }
         if (strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0) {
-            tool_help(usage);
+            print_help(usage);
             return TOOL_PARSED_HELP;
         }
         int taken = take(usage, argc, argv, at);

@@ -54,7 +54,6 @@ enum tool_parsed { TOOL_PARSED, TOOL_PARSED_HELP, TOOL_PARSED_WRONG };
  */
 enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int argc,
                             char **argv, int *first);
-void tool_help(const struct tool_usage *usage);
 /* Place of `text` in choices such as "shm|fabric", -1 if it is none of them. */
 int tool_choice(const char *choices, const char *text);
 

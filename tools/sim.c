@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
+#include "base/clock.h"
 #include "base/parse.h"
 #include "tools/commands.h"
 #include "tools/options.h"
@@ -68,9 +68,7 @@ static bool read_seeds(const char *text, uint64_t *first, uint64_t *last)
 
 static double seconds_now(void)
 {
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+    return (double)base_now_ns() / 1e9;
 }
 
 static void add(struct totals *totals, const struct sim_result *result)

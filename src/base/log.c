@@ -2,6 +2,7 @@
 /* Formats log lines; the default sink is one write to a descriptor per line. */
 #include "base/log.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>

@@ -2,6 +2,7 @@
 /* Status names and the thread's detail text. */
 #include "base/status.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +14,8 @@
 
 static _Thread_local char detail[BASE_DETAIL_BYTES];
 
-enum hdl_status base_vfail(enum hdl_status status, const char *format, va_list args)
+BASE_PRINTF(2, 0)
+static enum hdl_status vfail(enum hdl_status status, const char *format, va_list args)
 {
     char text[BASE_DETAIL_BYTES];
     int length = vsnprintf(text, sizeof(text), format, args);
@@ -27,7 +29,7 @@ enum hdl_status base_fail(enum hdl_status status, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    base_vfail(status, format, args);
+    vfail(status, format, args);
     va_end(args);
     return status;
 }
@@ -37,7 +39,7 @@ enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *f
 {
     va_list args;
     va_start(args, format);
-    base_vfail(status, format, args);
+    vfail(status, format, args);
     va_end(args);
     char text[128];
     base_fail_append(": %s", strerror_r(error, text, sizeof(text)));

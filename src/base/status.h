@@ -4,8 +4,6 @@
 #ifndef BASE_STATUS_H
 #define BASE_STATUS_H
 
-#include <stdarg.h>
-
 #include "heddle.h"
 
 #define BASE_PRINTF(text, first) __attribute__((format(printf, text, first)))
@@ -17,8 +15,6 @@ enum { BASE_DETAIL_BYTES = 512 };
  * text: base_detail() stays valid while it is formatted. */
 enum hdl_status base_fail(enum hdl_status status, const char *format, ...)
     BASE_PRINTF(2, 3);
-enum hdl_status base_vfail(enum hdl_status status, const char *format, va_list args)
-    BASE_PRINTF(2, 0);
 
 /* base_fail with ": <strerror(error)>" appended. */
 enum hdl_status base_fail_errno(enum hdl_status status, int error, const char *format,

@@ -2,6 +2,7 @@
 /* The list of actions that a step returns, and the helpers that fill it. */
 #include "ctl/action.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,22 +51,23 @@ struct ctl_action *ctl_actions_add(struct ctl_actions *actions, enum ctl_action_
     return action;
 }
 
-char *ctl_text(struct ctl_actions *actions, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    char *text = ctl_vtext(actions, format, args);
-    va_end(args);
-    return text;
-}
-
-char *ctl_vtext(struct ctl_actions *actions, const char *format, va_list args)
+BASE_PRINTF(2, 0)
+static char *vtext(struct ctl_actions *actions, const char *format, va_list args)
 {
     char line[CTL_LINE_BYTES];
     (void)vsnprintf(line, sizeof(line), format, args);
     char *text = base_strdup(actions->env, line);
     if (!text)
         actions->failed = true;
+    return text;
+}
+
+char *ctl_text(struct ctl_actions *actions, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    char *text = vtext(actions, format, args);
+    va_end(args);
     return text;
 }
 
@@ -80,7 +82,7 @@ void ctl_do_log(struct ctl_actions *actions, enum hdl_log_level level, const cha
     action->level = level;
     va_list args;
     va_start(args, format);
-    action->text = ctl_vtext(actions, format, args);
+    action->text = vtext(actions, format, args);
     va_end(args);
 }
 

@@ -3,8 +3,6 @@
 #ifndef CTL_ACTION_H
 #define CTL_ACTION_H
 
-#include <stdarg.h>
-
 #include "base/status.h"
 #include "ctl/event.h"
 
@@ -14,8 +12,6 @@ enum { CTL_LINE_BYTES = 512 };
 
 /* Formatted text owned by the caller, cut at CTL_LINE_BYTES; NULL sets `failed`. */
 char *ctl_text(struct ctl_actions *actions, const char *format, ...) BASE_PRINTF(2, 3);
-char *ctl_vtext(struct ctl_actions *actions, const char *format, va_list args)
-    BASE_PRINTF(2, 0);
 void ctl_do_log(struct ctl_actions *actions, enum hdl_log_level level, const char *format,
                 ...) BASE_PRINTF(3, 4);
 /* Sends `bytes` (NULL = it could not be encoded: sets `failed`); takes no reference away.

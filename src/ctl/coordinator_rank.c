@@ -160,7 +160,7 @@ static void end_rank(struct ctl_coordinator *c, struct coord_rank *rank,
         admit_newcomer(c, rank);
 }
 
-void coord_die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why)
+static void die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why)
 {
     ctl_do_log(c->out, HDL_LOG_INFO, "rank %u registration %u is dead: %s", rank->rank,
                rank->registration, why);
@@ -177,7 +177,7 @@ void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch)
 {
     struct coord_rank *rank = coord_rank_of(c, rank_epoch);
     if (rank && is_up(rank))
-        coord_die(c, rank, "its process ended");
+        die(c, rank, "its process ended");
 }
 
 void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
@@ -354,7 +354,7 @@ static bool known_before(struct ctl_coordinator *c, struct coord_rank *rank,
         ctl_rank_epoch_rank(hello->rank_epoch) != hello->rank)
         return false;
     while (is_up(rank) && gives_way(rank, hello))
-        coord_die(c, rank, "its rank is in use by a live process");
+        die(c, rank, "its rank is in use by a live process");
     return rank->state == RANK_NONE || (!is_up(rank) && gives_way(rank, hello));
 }
 
@@ -423,13 +423,13 @@ void coord_rank_timers(struct ctl_coordinator *c)
             continue;
         if (rank->state == RANK_GRACE) {
             if (c->now >= rank->grace_until)
-                coord_die(c, rank, "its connection closed and it did not come back");
+                die(c, rank, "its connection closed and it did not come back");
             else
                 coord_wake_at(c, rank->grace_until);
         } else if (rank->state == RANK_LIVE &&
                    ctl_detector_is_silent(&c->detector, rank->last_heard, c->now)) {
             c->num_silent++;
-            coord_die(c, rank, "it was silent");
+            die(c, rank, "it was silent");
         }
     }
 }

@@ -196,7 +196,6 @@ void coord_rank_timers(struct ctl_coordinator *c);
 /* The coordinator itself did not run for so long: nobody was silent meanwhile. */
 void coord_excuse_gap(struct ctl_coordinator *c, int64_t gap);
 struct coord_rank *coord_get_rank(struct ctl_coordinator *c, uint32_t index);
-void coord_die(struct ctl_coordinator *c, struct coord_rank *rank, const char *why);
 struct coord_rank *coord_rank_of(const struct ctl_coordinator *c, uint64_t rank_epoch);
 void coord_rank_free(struct ctl_coordinator *c, struct coord_rank *rank);
 

@@ -9,11 +9,12 @@
 #include "base/env.h"
 #include "ctl/msg_fields.h"
 
+/* One more than the longest layout has: the rest of each is CTL_FIELD_END. */
 enum { MAX_FIELDS = 10 };
 
 struct layout {
     const char *name;
-    enum ctl_field fields[MAX_FIELDS]; /* CTL_FIELD_END ends it */
+    enum ctl_field fields[MAX_FIELDS];
 };
 
 static const struct layout layouts[CTL_MSG_TYPES] = {
@@ -77,8 +78,8 @@ struct ctl_bytes *ctl_msg_encode(struct base_env *env, const struct ctl_msg *msg
 {
     const struct layout *layout = &layouts[msg->type];
     size_t bound = 1;
-    for (size_t i = 0; i < MAX_FIELDS && layout->fields[i] != CTL_FIELD_END; i++)
-        bound += ctl_field_bound(msg, layout->fields[i]);
+    for (const enum ctl_field *f = layout->fields; *f != CTL_FIELD_END; f++)
+        bound += ctl_field_bound(msg, *f);
     if (bound > CTL_FRAME_MAX_DOWN) {
         (void)base_fail(HDL_EINVAL, "a %s message of %zu bytes is longer than %zu",
                         layout->name, bound, CTL_FRAME_MAX_DOWN);
@@ -90,8 +91,8 @@ struct ctl_bytes *ctl_msg_encode(struct base_env *env, const struct ctl_msg *msg
     struct base_writer writer;
     base_writer_init(&writer, bytes->data, bound);
     base_write_u8(&writer, (uint8_t)msg->type);
-    for (size_t i = 0; i < MAX_FIELDS && layout->fields[i] != CTL_FIELD_END; i++)
-        ctl_field_write(&writer, msg, layout->fields[i]);
+    for (const enum ctl_field *f = layout->fields; *f != CTL_FIELD_END; f++)
+        ctl_field_write(&writer, msg, *f);
     if (writer.failed) {
         ctl_bytes_unref(bytes);
         (void)base_fail(HDL_EINTERNAL, "a %s message does not fit %zu bytes",
@@ -115,8 +116,8 @@ enum hdl_status ctl_msg_decode(struct base_env *env, const void *data, size_t si
     msg->type = (enum ctl_msg_type)type;
     const struct layout *layout = &layouts[type];
     enum hdl_status status = HDL_OK;
-    for (size_t i = 0; i < MAX_FIELDS && layout->fields[i] != CTL_FIELD_END; i++) {
-        status = ctl_field_read(env, &reader, msg, layout->fields[i]);
+    for (const enum ctl_field *f = layout->fields; *f != CTL_FIELD_END; f++) {
+        status = ctl_field_read(env, &reader, msg, *f);
         if (status != HDL_OK)
             break;
     }

@@ -23,11 +23,6 @@ int gpu_driver_version(void)
     return version;
 }
 
-const char *gpu_architectures(void)
-{
-    return gpu_kernels_architectures;
-}
-
 static int attribute(const struct gpu_driver *cu, int which, int device)
 {
     int value = 0;
@@ -74,9 +69,10 @@ static enum hdl_status load_kernels(struct gpu_device *d)
         if (!error)
             continue;
         gpu_check(error, "cuModuleLoadData");
-        return base_fail(
-            HDL_ENOTSUP, "kernels for %s do not load on device %d (sm_%d%d): %s",
-            gpu_kernels_architectures, d->id, d->major, d->minor, base_detail());
+        return base_fail(HDL_ENOTSUP,
+                         "kernels for %s do not load on device %d (sm_%d%d): %s",
+                         gpu_kernels_architectures, d->id, d->info.major, d->info.minor,
+                         base_detail());
     }
     return HDL_OK;
 }
@@ -100,12 +96,11 @@ enum hdl_status gpu_device_open(struct base_env *env, int ordinal, struct gpu_de
     const struct gpu_driver *cu = d->driver;
     if (ordinal < 0 || ordinal >= gpu_count())
         return base_fail(HDL_EINVAL, "device %d of %d", ordinal, gpu_count());
-    enum hdl_status s = gpu_check(cu->device_get(&d->id, ordinal), "cuDeviceGet");
+    enum hdl_status s = gpu_describe(ordinal, &d->info);
+    if (s == HDL_OK)
+        s = gpu_check(cu->device_get(&d->id, ordinal), "cuDeviceGet");
     if (s)
         return s;
-    d->major = attribute(cu, GPU_ATTR_MAJOR, d->id);
-    d->minor = attribute(cu, GPU_ATTR_MINOR, d->id);
-    d->multiprocessors = attribute(cu, GPU_ATTR_MULTIPROCESSORS, d->id);
     d->shared_bytes = attribute(cu, GPU_ATTR_SHARED_OPTIN, d->id);
     d->vmm =
         attribute(cu, GPU_ATTR_VMM, d->id) && attribute(cu, GPU_ATTR_FD_HANDLES, d->id);

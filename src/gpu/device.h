@@ -10,14 +10,22 @@
 #include "gpu/driver.h"
 #include "gpu/kernels.h"
 
+struct gpu_info {
+    char name[96];
+    char bus[32];
+    uint64_t memory_bytes;
+    int major, minor, multiprocessors;
+    uint64_t linked;  /* bit d: device d is reached by a direct link (NVLink) */
+    uint64_t reached; /* bit d: device d's memory can be accessed */
+};
+
 struct gpu_device {
     const struct gpu_driver *driver;
     struct base_env *env;
     struct gpu_ctx *ctx; /* the primary one, which the CUDA runtime and torch use too */
     struct gpu_module *module[GPU_MAX_IMAGES];
     int id;
-    int multiprocessors;
-    int major, minor;
+    struct gpu_info info;
     int shared_bytes; /* most that a block can have */
     bool vmm;         /* allocations can be exported as file descriptors */
 };
@@ -37,23 +45,11 @@ void gpu_leave(const struct gpu_device *device);
 enum hdl_status gpu_kernel(const struct gpu_device *device, const char *name,
                            struct gpu_function **function);
 
-/* Facts about all devices, without making a context. */
-struct gpu_info {
-    char name[96];
-    char bus[32];
-    uint64_t memory_bytes;
-    int major, minor, multiprocessors;
-    uint64_t linked;  /* bit d: device d is reached by a direct link (NVLink) */
-    uint64_t reached; /* bit d: device d's memory can be accessed */
-};
-
 /* Number of devices, 0 with detail text if there is none. */
 int gpu_count(void);
+/* The facts about a device, without making a context. */
 enum hdl_status gpu_describe(int ordinal, struct gpu_info *info);
 /* Version of the driver's interface, as 1000 * major + 10 * minor; 0 = no driver. */
 int gpu_driver_version(void);
-/* Architectures that the built-in kernels were compiled for, "" = built without kernels.
- */
-const char *gpu_architectures(void);
 
 #endif

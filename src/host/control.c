@@ -207,7 +207,8 @@ static void arm_tick(struct host *host)
 
 /* ---------------------------------------------------------------------------- pump */
 
-void host_give_up(struct host *host)
+/* Memory ran out in a state machine: ends all groups with HDL_ENOMEM. */
+static void give_up(struct host *host)
 {
     base_list_each(node, after, &host->later)
         drop_later(host, base_container_of(node, struct host_later, node));
@@ -228,7 +229,7 @@ void host_pump(struct host *host)
     host->pumping = true;
     for (;;) {
         if (host->given_up)
-            host_give_up(host);
+            give_up(host);
         struct base_list *node = base_list_first(&host->later);
         if (node)
             feed_later(host, base_container_of(node, struct host_later, node));

@@ -123,7 +123,7 @@ static bool wait_change(struct host_group *group, int64_t deadline_ns)
 
 /* ----------------------------------------------------------- on the control thread */
 
-struct host_group *host_group_find(struct host *host, uint64_t key)
+static struct host_group *find_group(struct host *host, uint64_t key)
 {
     base_list_each(node, after, &host->groups)
     {
@@ -283,7 +283,7 @@ static void on_proposed(struct host_group *group, const struct ctl_action *actio
 
 void host_group_on_action(struct host *host, struct ctl_action *action)
 {
-    struct host_group *group = host_group_find(host, action->key);
+    struct host_group *group = find_group(host, action->key);
     if (!group) {
         base_log_debug(host->env, "action %d for unknown group key %" PRIu64,
                        (int)action->kind, action->key);

@@ -171,8 +171,6 @@ struct host_later *host_later_add(struct host *host, enum host_later_kind kind,
                                   size_t array_words);
 void host_later_message(struct host *host, enum host_later_kind kind, uint64_t conn,
                         struct ctl_bytes *bytes);
-/* Memory ran out in a state machine: ends all groups with HDL_ENOMEM. */
-void host_give_up(struct host *host);
 void host_refused(struct host *host, const char *peer, enum host_refusal why,
                   uint32_t peer_version);
 void host_handshake_started(struct host *host);
@@ -229,7 +227,6 @@ enum hdl_status host_offer_take(struct host *host, uint64_t id, uint64_t key, in
 enum { HOST_FETCH_BYTES = 16, HOST_GOODBYE_BYTE = 'g' };
 
 /* group.c: what actions of the agent do to groups. */
-struct host_group *host_group_find(struct host *host, uint64_t key);
 void host_group_on_action(struct host *host, struct ctl_action *action);
 void host_groups_fail(struct host *host, enum hdl_status status, const char *text);
 

@@ -299,7 +299,7 @@ enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *
         goto fail;
     g->dispatch_senders = opts->dispatch_senders;
     g->combine_senders = opts->combine_senders;
-    g->blocks = opts->blocks ? opts->blocks : (uint32_t)g->device.multiprocessors;
+    g->blocks = opts->blocks ? opts->blocks : (uint32_t)g->device.info.multiprocessors;
     if (g->blocks > MOE_GPU_MAX_CTAS / 2)
         g->blocks = MOE_GPU_MAX_CTAS / 2;
     g->budget = opts->blocks != 0;

@@ -82,7 +82,8 @@ static void size_header(struct moe_layout *l, const struct moe_shape *s, struct 
         e, sum(e, l->header_fixed, product(e, s->max_tokens, l->token_stride)), 128);
 }
 
-bool moe_layout_rows(const struct moe_shape *s, size_t *out_rows, size_t *map_entries)
+/* Rows that the output of dispatch can hold. False on overflow. */
+static bool count_rows(const struct moe_shape *s, size_t *out_rows, size_t *map_entries)
 {
     struct extent e = {0, false};
     size_t pairs = product(&e, s->ranks / s->dp, s->max_tokens);
@@ -133,7 +134,7 @@ bool moe_layout_init(struct moe_layout *l, const struct moe_shape *s)
     l->sources = s->ranks / s->dp;
     l->takes = s->give_elem ? (s->exact ? s->top_k : smaller(s->ranks, s->top_k)) : 0;
     l->gives = s->give_elem ? (s->exact ? smaller(s->top_k, s->local_experts) : 1) : 0;
-    if (!moe_layout_rows(s, &l->out_rows, &l->map_entries))
+    if (!count_rows(s, &l->out_rows, &l->map_entries))
         return false;
     l->take_rows = s->order == MOE_INDEXED ? l->map_entries : l->out_rows;
     l->half_bytes = place_half(l, s, &e.overflow);

@@ -125,10 +125,6 @@ struct moe_layout {
  * unspecified. */
 bool moe_layout_init(struct moe_layout *layout, const struct moe_shape *shape);
 
-/* Rows that the output of dispatch can hold. False on overflow. */
-bool moe_layout_rows(const struct moe_shape *shape, size_t *out_rows,
-                     size_t *map_entries);
-
 /* Groups of elements that have one FP8 scale each: the last one may be short. */
 MOE_FN uint32_t moe_scale_groups(uint32_t hidden)
 {

@@ -19,7 +19,8 @@ static void json_text(const char *text, char *out, size_t room)
     out[used] = 0;
 }
 
-size_t net_fabric_describe(struct base_env *env, char *json, size_t room)
+/* The provider that would be used, or the reason why there is none. */
+static size_t describe_fabric(struct base_env *env, char *json, size_t room)
 {
     struct net_fabric_lib lib;
     struct fi_info *info = NULL;
@@ -43,7 +44,7 @@ size_t net_fabric_describe(struct base_env *env, char *json, size_t room)
 size_t net_describe(struct base_env *env, char *json, size_t room)
 {
     char fabric[BASE_DETAIL_BYTES + 64];
-    net_fabric_describe(env, fabric, sizeof(fabric));
+    describe_fabric(env, fabric, sizeof(fabric));
     const char *shm = "{\"available\":true}";
     int fd = memfd_create("heddle-probe", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)

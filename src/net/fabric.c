@@ -14,21 +14,21 @@ static const int64_t linger_ns = 500 * BASE_NS_PER_MS;
 static const int64_t first_nap_ns = 200 * BASE_NS_PER_US;
 static const int64_t last_nap_ns = 10 * BASE_NS_PER_MS;
 
+static bool try_lock(struct net_fabric *fabric)
+{
+    uint32_t none = 0;
+    return atomic_compare_exchange_strong_explicit(
+        &fabric->lock, &none, 1, memory_order_acquire, memory_order_relaxed);
+}
+
 void fabric_lock(struct net_fabric *fabric)
 {
-    for (unsigned spins = 0; !fabric_trylock(fabric); spins++) {
+    for (unsigned spins = 0; !try_lock(fabric); spins++) {
         if (spins < 100)
             base_cpu_relax();
         else
             sched_yield();
     }
-}
-
-bool fabric_trylock(struct net_fabric *fabric)
-{
-    uint32_t none = 0;
-    return atomic_compare_exchange_strong_explicit(
-        &fabric->lock, &none, 1, memory_order_acquire, memory_order_relaxed);
 }
 
 void fabric_unlock(struct net_fabric *fabric)
@@ -369,7 +369,7 @@ static int poll_locked(struct net_fabric *fabric)
 
 int net_fabric_poll(struct net_fabric *fabric)
 {
-    if (!fabric_trylock(fabric))
+    if (!try_lock(fabric))
         return 0;
     uint64_t before = fabric->arrived;
     int events = poll_locked(fabric);

@@ -37,7 +37,4 @@ bool net_fabric_in_use(const struct net_fabric *fabric);
  * down to fabric's own timers. False: there is something to do, do not sleep. */
 bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout_ns);
 
-/* The fabric part of net_describe: provider that would be used, or the reason. */
-size_t net_fabric_describe(struct base_env *env, char *json, size_t room);
-
 #endif /* NET_FABRIC_H */

@@ -188,7 +188,6 @@ struct net_fabric {
 
 /* fabric.c */
 void fabric_lock(struct net_fabric *fabric);
-bool fabric_trylock(struct net_fabric *fabric);
 void fabric_unlock(struct net_fabric *fabric);
 const char *fabric_error(const struct net_fabric *fabric, ssize_t error);
 /* Under a key that nobody guesses, unless the provider insists on its own. */

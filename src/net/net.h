@@ -212,12 +212,10 @@ bool net_remote_greet(struct hdl_peer_window *remote);
 /* Polls until net_put_done == net_put_count. HDL_ETIMEDOUT; timeout_ns < 0 = none.
  * HDL_EPEER: the peer is lost; all sources are free. */
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
-/* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. */
+/* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. Retrying
+ * goes on: only the control plane knows whether a peer is dead. It says so by
+ * net_rank_lost (any thread), which ends waits for its windows. */
 int64_t net_remote_down_since(const struct hdl_peer_window *remote);
-/* Is the link down, or the peer lost? Retrying goes on; only the control plane knows
- * whether a peer is dead: it says so by net_rank_lost (any thread), which ends waits for
- * its windows. */
-bool net_remote_failed(const struct hdl_peer_window *remote);
 bool net_remote_lost(const struct hdl_peer_window *remote);
 void net_rank_lost(struct net *net, int32_t rank);
 /* Reconnections of fabric links since creation; messages refused (bounds, key, format).

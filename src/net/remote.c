@@ -210,11 +210,6 @@ int64_t net_remote_down_since(const struct hdl_peer_window *remote)
     return remote->ops->down_since ? remote->ops->down_since(remote) : 0;
 }
 
-bool net_remote_failed(const struct hdl_peer_window *remote)
-{
-    return net_remote_lost(remote) || net_remote_down_since(remote) != 0;
-}
-
 bool net_remote_lost(const struct hdl_peer_window *remote)
 {
     return atomic_load_explicit(&remote->lost, memory_order_relaxed);

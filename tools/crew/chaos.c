@@ -44,13 +44,13 @@ struct life {
 
 struct chaos {
     struct crew crew;
-    uint64_t rng, begun_ns, compared;
+    uint64_t rng, compared;
     struct seen *ops; /* [OPS] by number */
     struct crew_history history;
     uint64_t newest, checked; /* operations; up to `checked` they fit the history */
     uint64_t fitted;
     uint64_t victims; /* of the running event */
-    int64_t event_ns, noticed_ns;
+    int64_t begun_ns, event_ns, noticed_ns;
     int64_t end_ns; /* a run that lasts longer hangs */
     struct times noticed[EVENTS], agreed[EVENTS], whole[EVENTS];
     struct life life[CREW_RANKS_MAX];
@@ -311,8 +311,7 @@ static bool run_event(struct chaos *chaos, enum event event)
     if (event == RESTART) {
         if (!crew_restart_coordinator(crew))
             return false;
-        printf("%8.2f s  %s\n",
-               (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9,
+        printf("%8.2f s  %s\n", (double)(chaos->event_ns - chaos->begun_ns) / 1e9,
                event_names[event]);
         return crew_until(crew, NULL, NULL, dead_after_ns + 500 * BASE_NS_PER_MS);
     }
@@ -337,7 +336,7 @@ static bool run_event(struct chaos *chaos, enum event event)
     note(&chaos->whole[event], agreed, whole);
     printf("%8.2f s  %-10s rank %-5s noticed %7.1f ms  all without %7.1f ms  whole again "
            "%7.1f ms\n",
-           (double)(chaos->event_ns - (int64_t)chaos->begun_ns) / 1e9, event_names[event],
+           (double)(chaos->event_ns - chaos->begun_ns) / 1e9, event_names[event],
            crew_list(victims).text,
            (double)((chaos->noticed_ns ? chaos->noticed_ns : agreed) - chaos->event_ns) /
                1e6,
@@ -381,7 +380,7 @@ static bool kill_coordinator(struct chaos *chaos)
     if (!wait_for(chaos, "HDL_ECOORD on all", are_orphans, 2 * BASE_NS_PER_S))
         return false;
     printf("%8.2f s  kill the coordinator's rank  HDL_ECOORD on all %7.1f ms\n",
-           (double)(begin - (int64_t)chaos->begun_ns) / 1e9,
+           (double)(begin - chaos->begun_ns) / 1e9,
            (double)(base_now_ns() - begin) / 1e6);
     return true;
 }
@@ -406,7 +405,7 @@ static int run_chaos(struct chaos *chaos, int64_t seconds_us)
 {
     struct crew *crew = &chaos->crew;
     int64_t until = base_now_ns() + seconds_us * 1000;
-    chaos->begun_ns = (uint64_t)base_now_ns();
+    chaos->begun_ns = base_now_ns();
     chaos->end_ns = until + 9 * BASE_NS_PER_S;
     bool good = crew_start(crew);
     while (good && base_now_ns() < until) {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/parse.h"
 #include "base/random.h"
 
 void crew_problem(struct crew *crew, const char *format, ...)
@@ -45,12 +46,10 @@ static uint16_t free_port(void)
 
 static bool make_token(struct crew *crew)
 {
-    for (int i = 0; i < 4; i++) {
-        uint64_t word;
-        if (base_random_u64(&word) != HDL_OK)
-            return false;
-        snprintf(crew->token + 16 * i, 17, "%016llx", (unsigned long long)word);
-    }
+    uint8_t bytes[32];
+    if (base_random_bytes(bytes, sizeof(bytes)) != HDL_OK)
+        return false;
+    base_format_hex(bytes, sizeof(bytes), crew->token);
     return true;
 }
 

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/random.h"
 #include "heddle.h"
 #include "tools/crew/crew.h"
 #include "tools/crew/moe.h"
@@ -72,10 +73,7 @@ say(enum crew_what what, const char *format, ...)
 
 static uint64_t mix64(uint64_t x)
 {
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
-    return x ^ (x >> 31);
+    return base_splitmix_next(&x);
 }
 
 static enum crew_kind kind_of(uint64_t number)

@@ -224,22 +224,30 @@ static bool merge(struct demo *demo, const struct word *record, size_t count)
            demo->whole.used == demo->reference.used;
 }
 
+/* Places of each rank's records, one rank after another; returns how many there are. */
+static size_t lay_out(size_t ranks, const uint64_t *records, size_t *counts,
+                      size_t *displs)
+{
+    size_t total = 0;
+    for (size_t r = 0; r < ranks; r++) {
+        counts[r] = (size_t)records[r] * sizeof(struct word);
+        displs[r] = total * sizeof(struct word);
+        total += (size_t)records[r];
+    }
+    return total;
+}
+
 static int step_allgather(struct demo *demo)
 {
     size_t counts[DEMO_RANKS_MAX], displs[DEMO_RANKS_MAX];
     uint64_t sizes[DEMO_RANKS_MAX];
     uint64_t own = demo->own.used;
-    size_t total = 0;
     int64_t start = base_now_ns();
     enum hdl_status status =
         hdl_allgather(demo->group, &own, sizes, 1, HDL_U64, NULL, NULL);
     if (status != HDL_OK)
         return broken(demo, "all_gather", status);
-    for (size_t r = 0; r < demo->ranks; r++) {
-        displs[r] = total * sizeof(struct word);
-        counts[r] = (size_t)sizes[r] * sizeof(struct word);
-        total += (size_t)sizes[r];
-    }
+    size_t total = lay_out(demo->ranks, sizes, counts, displs);
     struct word *list = words_list(&demo->own);
     struct word *all = calloc(total + 1, sizeof(*all));
     int code = TOOL_OK;
@@ -299,18 +307,6 @@ struct exchange {
     struct word *out, *in;
     size_t in_total, out_total;
 };
-
-static size_t lay_out(size_t ranks, const uint64_t *records, size_t *counts,
-                      size_t *displs)
-{
-    size_t total = 0;
-    for (size_t r = 0; r < ranks; r++) {
-        counts[r] = (size_t)records[r] * sizeof(struct word);
-        displs[r] = total * sizeof(struct word);
-        total += (size_t)records[r];
-    }
-    return total;
-}
 
 /* Own words (those whose hash falls to this rank) in order, hence grouped by receiver. */
 static bool pack(struct demo *demo, struct exchange *exchange, const struct word *border)
@@ -493,7 +489,6 @@ static int run_rank(struct demo *demo)
     return code;
 }
 
-/* Where the README is when the command is not started in its folder. */
 int command_demo_words(const char *path)
 {
     static struct demo demo;

@@ -8,27 +8,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tools/demo/words.h"
 #include "tools/options.h"
 
 enum { TEXT_MOST = 1 << 20 };
-
-static bool is_word(unsigned char c)
-{
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-           c == '\'' || c > 127;
-}
 
 /* Ends each word of the text with 0 and notes where it begins. */
 static bool split(struct demo_text *d, size_t length)
 {
     d->word = malloc((length / 2 + 2) * sizeof(char *));
     for (size_t i = 0; d->word && i < length;) {
-        while (i < length && !is_word((unsigned char)d->text[i]))
+        while (i < length && !word_char(d->text[i]))
             i++;
         if (i == length)
             break;
         d->word[d->num_words++] = d->text + i;
-        while (i < length && is_word((unsigned char)d->text[i])) {
+        while (i < length && word_char(d->text[i])) {
             char c = d->text[i];
             d->text[i++] = c >= 'A' && c <= 'Z' ? (char)(c + 32) : c;
         }

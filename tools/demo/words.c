@@ -69,7 +69,7 @@ bool words_add(struct words *words, const char *text, uint64_t count)
     return true;
 }
 
-static bool in_word(char c)
+bool word_char(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
            c == '\'' || (unsigned char)c > 127;
@@ -80,13 +80,13 @@ bool words_count(struct words *words, const char *text, size_t length)
     for (size_t at = 0; at < length;) {
         char word[WORD_BYTES] = "";
         size_t used = 0;
-        for (; at < length && in_word(text[at]); at++)
+        for (; at < length && word_char(text[at]); at++)
             if (used + 1 < WORD_BYTES)
                 word[used++] =
                     (char)(text[at] >= 'A' && text[at] <= 'Z' ? text[at] + 32 : text[at]);
         if (used > 0 && !words_add(words, word, 1))
             return false;
-        while (at < length && !in_word(text[at]))
+        while (at < length && !word_char(text[at]))
             at++;
     }
     return true;
@@ -94,7 +94,7 @@ bool words_count(struct words *words, const char *text, size_t length)
 
 size_t words_boundary(const char *text, size_t length, size_t at)
 {
-    while (at < length && at > 0 && in_word(text[at]) && in_word(text[at - 1]))
+    while (at < length && at > 0 && word_char(text[at]) && word_char(text[at - 1]))
         at++;
     return at < length ? at : length;
 }

@@ -29,14 +29,15 @@ bool words_open(struct words *words);
 void words_close(struct words *words);
 /* Adds `count` to a word; false when memory is short. */
 bool words_add(struct words *words, const char *text, uint64_t count);
-/* Counts the words of a text: runs of letters, digits, ' and bytes above 127, in lower
- * case. */
+/* Counts the words of a text, in lower case. */
 bool words_count(struct words *words, const char *text, size_t length);
 /* First place at or after `at` where no word goes on. */
 size_t words_boundary(const char *text, size_t length, size_t at);
 /* The used places, in the table's order; NULL when memory is short. */
 struct word *words_list(const struct words *words);
 uint64_t word_hash(const char *text);
+/* Words are runs of letters, digits, ' and bytes above 127. */
+bool word_char(char c);
 /* Most frequent first, then by the alphabet; for qsort. */
 int word_order(const void *a, const void *b);
 

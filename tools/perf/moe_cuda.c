@@ -41,18 +41,13 @@ struct bench {
     int64_t count[3];
 };
 
-static enum hdl_status check(int error, const char *what)
-{
-    return gpu_check(error, what);
-}
-
 /* ------------------------------------------------------------------------------ data */
 
 static enum hdl_status put(struct bench *b, size_t bytes, const void *from, uint64_t *at)
 {
     enum hdl_status s = gpu_alloc(&b->gpu->device, bytes, at);
     if (s == HDL_OK && from)
-        s = check(b->cu->copy_in(*at, from, bytes), "cuMemcpyHtoD");
+        s = gpu_check(b->cu->copy_in(*at, from, bytes), "cuMemcpyHtoD");
     return s;
 }
 
@@ -129,7 +124,8 @@ static enum hdl_status make_buffers(struct bench *b)
     if (s == HDL_OK)
         s = put(b, elements * 2, NULL, &b->outputs);
     if (s == HDL_OK)
-        s = check(b->cu->fill16(b->outputs, 0x3f80, elements, b->stream), "cuMemsetD16");
+        s = gpu_check(b->cu->fill16(b->outputs, 0x3f80, elements, b->stream),
+                      "cuMemsetD16");
     if (s == HDL_OK)
         s = put(b, (size_t)(b->tokens * b->o->hidden) * 2, NULL, &b->result);
     if (s == HDL_OK)
@@ -143,7 +139,8 @@ static enum hdl_status check_results(struct bench *b, bool *good)
     uint16_t *got = calloc(count, sizeof(*got));
     if (!got)
         return base_fail(HDL_ENOMEM, "%zu sums", count);
-    enum hdl_status s = check(b->cu->copy_out(got, b->result, count * 2), "cuMemcpyDtoH");
+    enum hdl_status s =
+        gpu_check(b->cu->copy_out(got, b->result, count * 2), "cuMemcpyDtoH");
     for (size_t i = 0; s == HDL_OK && i < count; i++) {
         float want = b->want[i / (size_t)b->o->hidden], x;
         uint32_t bits = (uint32_t)got[i] << 16;
@@ -185,13 +182,13 @@ static enum hdl_status capture(struct bench *b)
 {
     struct gpu_graph *graph;
     enum hdl_status s =
-        check(b->cu->capture_begin(b->stream, GPU_CAPTURE_THREAD), "capture");
+        gpu_check(b->cu->capture_begin(b->stream, GPU_CAPTURE_THREAD), "capture");
     if (s == HDL_OK)
         s = launch_pairs(b);
     if (s == HDL_OK)
-        s = check(b->cu->capture_end(b->stream, &graph), "capture");
+        s = gpu_check(b->cu->capture_end(b->stream, &graph), "capture");
     if (s == HDL_OK)
-        s = check(b->cu->graph_instantiate(&b->exec, graph, 0), "cuGraphInstantiate");
+        s = gpu_check(b->cu->graph_instantiate(&b->exec, graph, 0), "cuGraphInstantiate");
     if (s == HDL_OK)
         b->cu->graph_destroy(graph);
     return s;
@@ -218,18 +215,18 @@ static enum hdl_status replay(struct bench *b)
     float ms = 0;
     enum hdl_status s = hdl_barrier(b->o->job->group, NULL, NULL);
     if (s == HDL_OK)
-        s = check(b->cu->event_record(b->begin, b->stream), "event");
+        s = gpu_check(b->cu->event_record(b->begin, b->stream), "event");
     if (s == HDL_OK)
-        s = check(b->cu->graph_launch(b->exec, b->stream), "cuGraphLaunch");
+        s = gpu_check(b->cu->graph_launch(b->exec, b->stream), "cuGraphLaunch");
     if (s == HDL_OK)
-        s = check(b->cu->event_record(b->end, b->stream), "event");
+        s = gpu_check(b->cu->event_record(b->end, b->stream), "event");
     if (s == HDL_OK)
-        s = check(b->cu->stream_sync(b->stream), "replay");
+        s = gpu_check(b->cu->stream_sync(b->stream), "replay");
     if (s == HDL_OK)
-        s = check(b->cu->event_elapsed(&ms, b->begin, b->end), "event");
+        s = gpu_check(b->cu->event_elapsed(&ms, b->begin, b->end), "event");
     if (s == HDL_OK)
-        s = check(b->cu->copy_out(b->words, b->trace, PAIRS * 2 * trace_words * 8),
-                  "times");
+        s = gpu_check(b->cu->copy_out(b->words, b->trace, PAIRS * 2 * trace_words * 8),
+                      "times");
     if (s != HDL_OK)
         return s;
     add_times(b);
@@ -260,11 +257,12 @@ static enum hdl_status open_bench(struct bench *b)
     b->cu = b->gpu->device.driver;
     s = gpu_enter(&b->gpu->device);
     if (s == HDL_OK)
-        s = check(b->cu->stream_create(&b->stream, GPU_STREAM_NON_BLOCKING, 0), "stream");
+        s = gpu_check(b->cu->stream_create(&b->stream, GPU_STREAM_NON_BLOCKING, 0),
+                      "stream");
     if (s == HDL_OK)
-        s = check(b->cu->event_create(&b->begin, GPU_EVENT_TIMED), "event");
+        s = gpu_check(b->cu->event_create(&b->begin, GPU_EVENT_TIMED), "event");
     if (s == HDL_OK)
-        s = check(b->cu->event_create(&b->end, GPU_EVENT_TIMED), "event");
+        s = gpu_check(b->cu->event_create(&b->end, GPU_EVENT_TIMED), "event");
     b->words = calloc(PAIRS * 2 * trace_words, sizeof(uint64_t));
     for (int i = 0; i < 3; i++)
         b->samples[i] = calloc((size_t)o->replays * PAIRS, sizeof(double));

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "tools/commands.h"
 #include "heddle.h"
-#include "tools/json.h"
 #include "tools/options.h"
 #include "tools/perf/algorithm.h"
 #include "tools/perf/job.h"

@@ -23,12 +23,17 @@ static uint32_t num_alive(const struct sim_world *w)
     return alive;
 }
 
+static void faults_last_until(struct sim_world *w, int64_t time)
+{
+    if (time > w->faults_end)
+        w->faults_end = time;
+}
+
 static void stop_coordinator(struct sim_world *w, int64_t until)
 {
     if (until > w->coord_stopped_until)
         w->coord_stopped_until = until;
-    if (until > w->faults_end)
-        w->faults_end = until;
+    faults_last_until(w, until);
 }
 
 static void stop(struct sim_world *w, struct sim_process *p)
@@ -50,16 +55,9 @@ static void stop(struct sim_world *w, struct sim_process *p)
         stop_coordinator(w, w->now + length);
     p->stopped = true;
     p->continue_at = w->now + length;
-    if (p->continue_at > w->faults_end)
-        w->faults_end = p->continue_at;
+    faults_last_until(w, p->continue_at);
     sim_push(w, p->continue_at,
              &(struct sim_event){.kind = EV_CONTINUE, .process = p->index});
-}
-
-static void faults_last_until(struct sim_world *w, int64_t time)
-{
-    if (time > w->faults_end)
-        w->faults_end = time;
 }
 
 /* The connection to the coordinator is held up, in one direction or both, or broken. */
