@@ -44,9 +44,11 @@ static enum hdl_status check_context_opts(const struct hdl_context_opts *opts)
     if (opts->timeout_us < 0 || opts->dead_after_us < 0 || opts->grace_us < 0 ||
         opts->link_timeout_us < 0)
         return base_fail(
-            HDL_EINVAL, "negative time: timeout_us %lld dead_after_us %lld grace_us %lld",
+            HDL_EINVAL,
+            "negative time: timeout_us %lld dead_after_us %lld grace_us %lld "
+            "link_timeout_us %lld",
             (long long)opts->timeout_us, (long long)opts->dead_after_us,
-            (long long)opts->grace_us);
+            (long long)opts->grace_us, (long long)opts->link_timeout_us);
     if (opts->dead_after_us > 0 && opts->dead_after_us < 200000)
         return base_fail(HDL_EINVAL, "dead_after_us %lld is below 200000",
                          (long long)opts->dead_after_us);
@@ -249,16 +251,13 @@ enum hdl_status hdl_context_dump(struct hdl_context *context, int fd)
 }
 
 enum hdl_status hdl_group_create(struct hdl_context *context,
-                                 const struct hdl_group_opts *given,
+                                 const struct hdl_group_opts *opts,
                                  struct hdl_group **group)
 {
-    struct hdl_group_opts opts;
     enum hdl_status status = check_context(context);
-    if (status == HDL_OK)
-        status = base_option_copy("hdl_group_opts", given, &opts, sizeof(opts));
     if (status == HDL_OK && !group)
         status = base_fail(HDL_EINVAL, "group is NULL");
-    return status == HDL_OK ? group_create(context->engine, &opts, group) : status;
+    return status == HDL_OK ? group_create(context->engine, opts, group) : status;
 }
 
 enum hdl_status hdl_window_create(struct hdl_context *context, size_t bytes,

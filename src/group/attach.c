@@ -27,32 +27,21 @@
  * not answer in this time is for others to judge. */
 #define GREETING_NS BASE_NS_PER_S
 
-static void lock_view(struct hdl_group *group)
-{
-    while (atomic_exchange(&group->view_lock, 1))
-        base_cpu_relax();
-}
-
-static void unlock_view(struct hdl_group *group)
-{
-    atomic_store(&group->view_lock, 0);
-}
-
 static void set_arrived(struct hdl_group *group, uint32_t rank, struct group_reach *reach)
 {
-    lock_view(group);
+    group_lock_view(group);
     struct group_reach *old = group->arrived[rank];
     group->arrived[rank] = reach;
-    unlock_view(group);
+    group_unlock_view(group);
     group_reach_unref(group->engine->env, old);
 }
 
 static bool has_arrived(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
 {
-    lock_view(group);
+    group_lock_view(group);
     const struct group_reach *reach = group->arrived[rank];
     bool yes = reach && reach->rank_epoch == rank_epoch;
-    unlock_view(group);
+    group_unlock_view(group);
     return yes;
 }
 
@@ -76,24 +65,19 @@ static enum slot_state slot_state(struct hdl_group *group, uint32_t rank,
 }
 
 /* The path of a group is that of its founders; a newcomer finds it out. */
-static enum hdl_status choose_path(struct hdl_group *group, const struct ctl_view *view,
-                                   const struct group_path **path)
+static const struct group_path *choose_path(struct hdl_group *group,
+                                            const struct ctl_view *view)
 {
-    bool far = false;
-    *path = group->path;
     if (group->path != &group_path_isolated)
-        return HDL_OK;
-    *path = &group_path_mapped;
+        return group->path;
     for (uint32_t r = 0; r < group->capacity; r++) {
         const struct ctl_slot *slot = &view->slots[r];
         if (r != group->rank && slot->rank_epoch && slot->endpoint && !slot->absent &&
             !net_handle_mapped(group->engine->net, slot->endpoint->data,
                                slot->endpoint->size))
-            far = true;
+            return &group_path_messaged;
     }
-    if (far)
-        *path = &group_path_messaged;
-    return HDL_OK;
+    return &group_path_mapped;
 }
 
 static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
@@ -159,9 +143,9 @@ static bool all_answered(void *argument)
     struct hdl_group *group = argument;
     bool all = true;
     for (uint32_t r = 0; all && r < group->capacity; r++) {
-        lock_view(group);
+        group_lock_view(group);
         struct group_reach *reach = group_reach_ref(group->arrived[r]);
-        unlock_view(group);
+        group_unlock_view(group);
         all = !reach || net_remote_greet(reach->remote);
         group_reach_unref(group->engine->env, reach);
     }
@@ -170,8 +154,8 @@ static bool all_answered(void *argument)
 
 static enum hdl_status attach_all(struct hdl_group *group, const struct ctl_view *view)
 {
-    const struct group_path *path;
-    enum hdl_status status = choose_path(group, view, &path);
+    const struct group_path *path = choose_path(group, view);
+    enum hdl_status status = HDL_OK;
     for (uint32_t r = 0; status == HDL_OK && r < group->capacity; r++) {
         const struct ctl_slot *slot = &view->slots[r];
         bool ended = slot->last != CTL_X_FOREVER;

@@ -4,11 +4,6 @@
 
 #include "group/mapped.h"
 
-static bool is_root(const struct hdl_op *op)
-{
-    return op->desc.root == (int32_t)op->group->rank;
-}
-
 static void plan(struct hdl_op *op)
 {
     mapped_plan_blocks(op, 1, op->desc.count);
@@ -17,7 +12,7 @@ static void plan(struct hdl_op *op)
 static size_t publish(struct hdl_op *op, uint64_t chunk, unsigned char *payload)
 {
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
-    if (!is_root(op))
+    if (!mapped_is_root(op))
         return 0;
     mapped_stage(op, payload, (const char *)op->src + begin * op->elem, n);
     return n * op->elem;
@@ -34,8 +29,9 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
     char *dst = (char *)op->dst + begin * op->elem;
     const void *src =
-        is_root(op) ? (const char *)op->src + begin * op->elem
-                    : (const char *)mapped_input(op, (uint32_t)op->desc.root, chunk);
+        mapped_is_root(op)
+            ? (const char *)op->src + begin * op->elem
+            : (const char *)mapped_input(op, (uint32_t)op->desc.root, chunk);
     mapped_deliver(op, dst, src, n * op->elem);
     return HDL_OK;
 }

@@ -187,11 +187,15 @@ static void set_thawed(struct hdl_group *group, const struct ctl_view *ctl)
     } while (!atomic_compare_exchange_weak(&group->ready, &word, thawed));
 }
 
-/* Held for a few instructions: the creator's first view against an early commit. */
-static void lock_view(struct hdl_group *group)
+void group_lock_view(struct hdl_group *group)
 {
     while (atomic_exchange(&group->view_lock, 1))
         base_cpu_relax();
+}
+
+void group_unlock_view(struct hdl_group *group)
+{
+    atomic_store(&group->view_lock, 0);
 }
 
 /* How each rank of the view is reached: as before, or as the worker has found out. Under
@@ -215,10 +219,10 @@ static void take_reach(struct hdl_group *group, struct group_view *view,
 
 static void replace_view(struct hdl_group *group, struct group_view *view)
 {
-    lock_view(group);
+    group_lock_view(group);
     struct group_view *older = atomic_load(&group->view);
     if (view->ctl->epoch <= older->ctl->epoch) {
-        atomic_store(&group->view_lock, 0);
+        group_unlock_view(group);
         group_view_free(group->engine->env, view);
         return;
     }
@@ -227,7 +231,7 @@ static void replace_view(struct hdl_group *group, struct group_view *view)
     view->older = older;
     atomic_store(&group->view, view);
     free_retired(group, view);
-    atomic_store(&group->view_lock, 0);
+    group_unlock_view(group);
 }
 
 /* Waits for windows of ranks that this view has lost end. */

@@ -15,11 +15,6 @@ static char *block_of(const struct hdl_op *op, uint32_t rank)
     return (char *)op->dst + at * op->elem;
 }
 
-static bool is_root(const struct hdl_op *op)
-{
-    return op->desc.root == (int32_t)op->group->rank;
-}
-
 /* desc.count is the largest count, so all ranks have the same number of chunks. */
 static void plan(struct hdl_op *op)
 {
@@ -29,7 +24,7 @@ static void plan(struct hdl_op *op)
 static size_t publish(struct hdl_op *op, uint64_t chunk, unsigned char *payload)
 {
     size_t begin, n = mapped_range(op, chunk, count_of(op, op->group->rank), &begin);
-    if (is_root(op))
+    if (mapped_is_root(op))
         return 0;
     mapped_stage(op, payload, (const char *)op->src + begin * op->elem, n);
     return n * op->elem;
@@ -37,13 +32,13 @@ static size_t publish(struct hdl_op *op, uint64_t chunk, unsigned char *payload)
 
 static enum group_needs gather_needs(const struct hdl_op *op)
 {
-    return is_root(op) ? GROUP_NEEDS_ALL : GROUP_NEEDS_NONE;
+    return mapped_is_root(op) ? GROUP_NEEDS_ALL : GROUP_NEEDS_NONE;
 }
 
 static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
 {
     struct hdl_group *group = op->group;
-    if (op->desc.root >= 0 && !is_root(op))
+    if (op->desc.root >= 0 && !mapped_is_root(op))
         return HDL_OK;
     for (uint32_t i = 0; i < group->capacity; i++) {
         /* Starting at the own rank, readers do not all ask the same slot at once. */

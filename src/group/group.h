@@ -206,6 +206,10 @@ enum hdl_status group_open(struct hdl_group *group, const struct group_path *pat
 void group_stop(struct hdl_group *group);
 void group_free_parts(struct hdl_group *group);
 
+/* For a few instructions: views and `arrived` are replaced by several threads. */
+void group_lock_view(struct hdl_group *group);
+void group_unlock_view(struct hdl_group *group);
+
 /* Hooks of the control thread (struct ctl_*: ctl/view.h). */
 void group_freeze(void *group, const struct ctl_prepare *prepare,
                   struct ctl_answer *answer);

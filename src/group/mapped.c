@@ -106,7 +106,6 @@ static void overtaken(struct hdl_op *op, uint32_t rank, uint64_t chunk)
     group_end(op->group, HDL_EFENCED, text);
 }
 
-/* Has the rank's chunk come? Chunk 0 is compared with the own call, too. */
 bool mapped_look(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
     struct group_peer *peer = &op->group->peer[rank];
@@ -177,15 +176,13 @@ static bool is_rooted(const struct hdl_op *op)
     return op->desc.root >= 0;
 }
 
-/* What the rank waits for before it may finish the chunk. */
 enum group_needs mapped_needs(const struct hdl_op *op, uint64_t chunk)
 {
     if (op->desc.kind == GROUP_REFUSED)
         return GROUP_NEEDS_NONE;
-    bool root = op->desc.root == (int32_t)op->group->rank;
     bool gives = op->desc.kind == GROUP_BROADCAST || op->desc.kind == GROUP_SCATTER ||
                  op->desc.kind == GROUP_SCATTERV;
-    if (root && gives)
+    if (gives && mapped_is_root(op))
         return GROUP_NEEDS_NONE;
     if (chunk == 0 || !op->algorithm->needs)
         return GROUP_NEEDS_ALL;
@@ -253,7 +250,6 @@ static void end_without_root(struct hdl_group *group, struct hdl_op *op)
                   (unsigned long long)op->number, op->desc.root);
 }
 
-/* Everything for the chunk is there and `ready` covers it. */
 bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t chunk)
 {
     enum hdl_status status = HDL_OK;

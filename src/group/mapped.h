@@ -5,6 +5,11 @@
 
 #include "group/group.h"
 
+static inline bool mapped_is_root(const struct hdl_op *op)
+{
+    return op->desc.root == (int32_t)op->group->rank;
+}
+
 /* A rank's published input of a chunk. */
 static inline const unsigned char *mapped_input(const struct hdl_op *op, uint32_t rank,
                                                 uint64_t chunk)

@@ -25,11 +25,6 @@ static size_t offset_of(const struct hdl_op *op, uint32_t rank)
     return rank * op->chunk_elems * op->elem;
 }
 
-static bool is_root(const struct hdl_op *op)
-{
-    return op->desc.root == (int32_t)op->group->rank;
-}
-
 static void plan(struct hdl_op *op)
 {
     mapped_plan_blocks(op, op->group->capacity, op->desc.count);
@@ -58,7 +53,7 @@ static size_t publish_blocks(struct hdl_op *op, uint64_t chunk, unsigned char *p
 
 static size_t scatter_publish(struct hdl_op *op, uint64_t chunk, unsigned char *payload)
 {
-    return is_root(op) ? publish_blocks(op, chunk, payload, op->group->rank) : 0;
+    return mapped_is_root(op) ? publish_blocks(op, chunk, payload, op->group->rank) : 0;
 }
 
 static enum group_needs scatter_needs(const struct hdl_op *op)
@@ -72,9 +67,10 @@ static enum hdl_status scatter_pull(struct hdl_op *op, uint64_t chunk)
     uint32_t rank = op->group->rank;
     size_t begin, n = mapped_range(op, chunk, count_of(op, rank), &begin);
     char *dst = (char *)op->dst + begin * op->elem;
-    const void *src = is_root(op) ? (const void *)(block_of(op, rank) + begin * op->elem)
-                                  : mapped_input(op, (uint32_t)op->desc.root, chunk) +
-                                        offset_of(op, rank);
+    const void *src =
+        mapped_is_root(op)
+            ? (const void *)(block_of(op, rank) + begin * op->elem)
+            : mapped_input(op, (uint32_t)op->desc.root, chunk) + offset_of(op, rank);
     if (n > 0)
         mapped_deliver(op, dst, src, n * op->elem);
     return HDL_OK;

@@ -80,7 +80,7 @@ static void do_connect(struct host *host)
     (void)host_later_add(host, HOST_LATER_AGENT_CONNECTED, 0);
 }
 
-static void do_log(struct host *host, const struct ctl_action *action)
+void host_log_action(struct host *host, const struct ctl_action *action)
 {
     static const enum base_log_level levels[] = {[HDL_LOG_DEFAULT] = BASE_LOG_INFO,
                                                  [HDL_LOG_ERROR] = BASE_LOG_ERROR,
@@ -100,7 +100,7 @@ static void carry_out(struct host *host, struct ctl_action *action)
         close_up(host);
         break;
     case CTL_DO_LOG:
-        do_log(host, action);
+        host_log_action(host, action);
         break;
     case CTL_DO_CONNECT:
         do_connect(host);

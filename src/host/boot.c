@@ -164,8 +164,6 @@ static enum hdl_status find_place(struct host_boot *boot, const struct host_opts
         return base_parse_addr(exact, &boot->addr);
     }
     if (opts->bootstrap) {
-        if (!opts->bootstrap->put || !opts->bootstrap->get)
-            return base_fail(HDL_EINVAL, "bootstrap lacks its put or get callback");
         boot->mode = HOST_BOOT_CALLBACKS;
         boot->callbacks = opts->bootstrap;
         return HDL_OK;

@@ -140,7 +140,7 @@ static const char *job_name(void)
 
 static uint16_t job_port(void)
 {
-    uint8_t hash[8];
+    uint8_t hash[16];
     const char *parts[] = {job_name(), variable("SLURM_STEP_ID")};
     crypto_generichash_state state;
     (void)crypto_generichash_init(&state, NULL, 0, 16);
@@ -148,9 +148,7 @@ static uint16_t job_port(void)
         if (parts[i])
             (void)crypto_generichash_update(&state, (const uint8_t *)parts[i],
                                             strlen(parts[i]) + 1);
-    uint8_t full[16];
-    (void)crypto_generichash_final(&state, full, sizeof(full));
-    memcpy(hash, full, sizeof(hash));
+    (void)crypto_generichash_final(&state, hash, sizeof(hash));
     struct base_reader reader;
     base_reader_init(&reader, hash, sizeof(hash));
     return (uint16_t)(PORT_FIRST + base_read_u64(&reader) % PORT_SPAN);

@@ -186,21 +186,17 @@ static void tell_opened(struct host_conn *conn)
 }
 
 /* Handles what is at the front; returns the bytes used. */
-static size_t take_input(struct host_conn *conn, const uint8_t *data, size_t size,
-                         size_t *need)
+static size_t take_input(struct host_conn *conn, const uint8_t *data, size_t size)
 {
     struct host_channel_out out;
     size_t used = 0;
-    *need = 0;
     while (!conn->broken && !conn->closed && !conn->closing) {
         enum host_channel_result result =
             host_channel_input(&conn->channel, data + used, size - used, &out);
         send_step(conn, &out);
         used += out.used;
-        if (result == HOST_CHANNEL_MORE) {
-            *need = out.need;
+        if (result == HOST_CHANNEL_MORE)
             break;
-        }
         if (result == HOST_CHANNEL_BAD)
             break_conn(conn, conn->channel.refusal, 0);
         else if (result == HOST_CHANNEL_OPENED && !conn->broken)
@@ -247,16 +243,15 @@ static void drop_held(struct host_conn *conn, size_t used)
 
 static void input_frames(struct host_conn *conn, const uint8_t *data, size_t size)
 {
-    size_t need;
     if (conn->held_size > 0) {
         if (!hold_input(conn, data, size))
             return;
-        size_t used = take_input(conn, conn->held, conn->held_size, &need);
+        size_t used = take_input(conn, conn->held, conn->held_size);
         if (!conn->closed)
             drop_held(conn, used);
         return;
     }
-    size_t used = take_input(conn, data, size, &need);
+    size_t used = take_input(conn, data, size);
     if (!conn->closed && !conn->broken && used < size)
         (void)hold_input(conn, data + used, size - used);
 }
@@ -264,8 +259,7 @@ static void input_frames(struct host_conn *conn, const uint8_t *data, size_t siz
 static void input_early(struct host_conn *conn, size_t size)
 {
     conn->early_size += size;
-    size_t need;
-    size_t used = take_input(conn, conn->early, conn->early_size, &need);
+    size_t used = take_input(conn, conn->early, conn->early_size);
     if (conn->closed)
         return;
     conn->early_size -= used;

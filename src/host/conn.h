@@ -67,8 +67,8 @@ struct host_conn {
     char peer[80]; /* for log lines */
 };
 
-/* Takes over a non-blocking socket that is in the fork table, also on failure. `version`
- * 0 = ours. A client's socket may be connecting. */
+/* Takes over a non-blocking socket that is in the fork table, also on failure. A client's
+ * socket may be connecting. */
 enum hdl_status host_conn_create(struct host *host, int fd,
                                  const struct host_conn_ops *ops, uint32_t purpose,
                                  bool connecting, void *owner, struct host_conn **conn);

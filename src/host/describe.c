@@ -3,7 +3,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "base/futex.h"
 #include "host/conn.h"
 #include "host/internal.h"
 
@@ -12,7 +11,6 @@ struct describe {
     char *text;
     size_t room;
     size_t used;
-    uint32_t done;
 };
 
 size_t host_append(char *text, size_t room, size_t used, const char *format, ...)
@@ -58,8 +56,6 @@ static void run(struct host *host, struct host_command *command)
 {
     struct describe *request = base_container_of(command, struct describe, command);
     request->used = describe(host, request->text, request->room);
-    __atomic_store_n(&request->done, 1, __ATOMIC_RELEASE);
-    base_futex_wake(&request->done, 1, false);
 }
 
 size_t host_describe(struct host *host, char *text, size_t room)
@@ -68,7 +64,6 @@ size_t host_describe(struct host *host, char *text, size_t room)
     if (room == 0 || host_check(host) != HDL_OK)
         return 0;
     host_command_post(host, &request.command);
-    while (__atomic_load_n(&request.done, __ATOMIC_ACQUIRE) == 0)
-        (void)base_futex_wait(&request.done, 0, -1, false);
+    host_barrier(host); /* a later command: the one before has run */
     return request.used;
 }

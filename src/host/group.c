@@ -596,17 +596,24 @@ enum hdl_status host_group_register(struct host *host, const struct host_group_o
     return HDL_OK;
 }
 
+/* Under lock. */
+static void post_attached(struct host_group *group, uint64_t epoch,
+                          enum hdl_status status, const char *text)
+{
+    group->want_attached = true;
+    group->attached_epoch = epoch;
+    group->attached_status = status;
+    (void)strncpy(group->attached_text, text ? text : "",
+                  sizeof(group->attached_text) - 1);
+    post(group);
+}
+
 enum hdl_status host_group_connected(struct host_group *group, enum hdl_status status,
                                      const char *text)
 {
     enum hdl_status result = HDL_OK;
     lock(group);
-    group->want_attached = true;
-    group->attached_epoch = group->view->epoch;
-    group->attached_status = status;
-    (void)strncpy(group->attached_text, text ? text : "",
-                  sizeof(group->attached_text) - 1);
-    post(group);
+    post_attached(group, group->view->epoch, status, text);
     if (!wait_state(group, GROUP_STARTED))
         result =
             base_fail(HDL_ETIMEDOUT, "group %s: the agent did not answer", group->name);
@@ -620,12 +627,7 @@ void host_group_attached(struct host_group *group, uint64_t epoch, enum hdl_stat
                          const char *text)
 {
     lock(group);
-    group->want_attached = true;
-    group->attached_epoch = epoch;
-    group->attached_status = status;
-    (void)strncpy(group->attached_text, text ? text : "",
-                  sizeof(group->attached_text) - 1);
-    post(group);
+    post_attached(group, epoch, status, text);
     unlock(group);
 }
 

@@ -115,12 +115,7 @@ static void carry_out(struct host *host, const struct ctl_action *action)
         close_agent(host, action->conn);
         break;
     case CTL_DO_LOG:
-        BASE_LOG(host->env,
-                 action->level == HDL_LOG_ERROR  ? BASE_LOG_ERROR
-                 : action->level == HDL_LOG_WARN ? BASE_LOG_WARN
-                 : action->level == HDL_LOG_INFO ? BASE_LOG_INFO
-                                                 : BASE_LOG_DEBUG,
-                 "%s", action->text);
+        host_log_action(host, action);
         break;
     default:
         base_log_error(host->env, "coordinator asked for action %d", (int)action->kind);

@@ -184,6 +184,8 @@ void host_agent_close(struct host *host);
  */
 enum hdl_status host_agent_feed(struct host *host, const struct ctl_agent_event *event);
 void host_agent_tick(struct host *host, int64_t now);
+/* CTL_DO_LOG, of either machine. */
+void host_log_action(struct host *host, const struct ctl_action *action);
 
 /* connector.c */
 void host_connector_start(struct host *host);
