@@ -3,8 +3,7 @@
  *
  *     namespace "switch":    bridge heddle  --- port1 --- port2 --- ...
  *                                                 |         |
- *     namespaces of hosts:                    heddle0 heddle0     10.77.0.1, 10.77.0.2,
- * ...
+ *     namespaces of hosts:                    heddle0 heddle0    10.77.0.1, 10.77.0.2
  */
 #include "tools/netns.h"
 

@@ -9,8 +9,6 @@
 #include "group/group.h"
 #include "group/wait.h"
 
-enum { DETAIL_BYTES = 512 };
-
 static void trace(struct hdl_group *group, const struct hdl_op *op,
                   enum hdl_status status)
 {
@@ -98,9 +96,9 @@ void group_op_fail(struct hdl_op *op, enum hdl_status status, const uint64_t *ma
 {
     va_list args;
     va_start(args, format);
-    char *text = base_alloc(op->engine->env, 1, DETAIL_BYTES);
+    char *text = base_alloc(op->engine->env, 1, BASE_DETAIL_BYTES);
     if (text)
-        vsnprintf(text, DETAIL_BYTES, format, args);
+        vsnprintf(text, BASE_DETAIL_BYTES, format, args);
     va_end(args);
     base_free(op->engine->env, op->detail);
     op->detail = text;

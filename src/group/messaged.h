@@ -21,8 +21,7 @@
  *
  *   0         group_head: done, ready of the source
  *   4 KiB     slots[W], data[W][B], pieces[W][B]   of collectives
- *             intake, cells[64], bulk[8]      of the stream from the source to this rank
- * alone
+ *             intake, cells[64], bulk[8]             of the stream to this rank alone
  */
 struct messaged_shape {
     size_t slots, data, pieces, intake, cells, bulk;
@@ -91,6 +90,12 @@ struct messaged {
 static inline struct messaged *messaged_of(const struct hdl_group *group)
 {
     return group->path_state;
+}
+
+/* Where a peer of another host keeps the mirror of this rank. */
+static inline size_t messaged_mirror_offset(const struct hdl_group *group)
+{
+    return group->shape.messaged + (size_t)group->rank * messaged_of(group)->shape.bytes;
 }
 
 /*

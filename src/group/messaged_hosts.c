@@ -195,9 +195,7 @@ void messaged_mirror_clean(struct hdl_group *group, uint32_t rank)
 
 void messaged_say_left(struct hdl_group *group)
 {
-    const struct messaged *m = messaged_of(group);
-    size_t at = group->shape.messaged + (size_t)group->rank * m->shape.bytes +
-                offsetof(struct group_head, left);
+    size_t at = messaged_mirror_offset(group) + offsetof(struct group_head, left);
     for (uint32_t r = 0; r < group->capacity; r++)
         if (r != group->rank && group->peer[r].remote && !group->peer[r].segment &&
             group_view_present(group->seen, r))

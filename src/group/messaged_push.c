@@ -11,8 +11,9 @@
 /*
  * For each published chunk and each other host that reads it, in this order:
  *
- *   chunk 0:  [slot header]  [payload, raises seq]     or, without payload or with one
- * that fits the header: [header, raises seq] others:   [payload, raises seq]
+ *   chunk 0:  [slot header]  [payload, raises seq]
+ *             [header, raises seq]    without payload, or with one that fits the header
+ *   others:   [payload, raises seq]
  *
  * Both in one message if they are small. A header goes as a small message, which a
  * payload's signal never overtakes. net_put may have no room: then the cursor stays where
@@ -112,14 +113,9 @@ static bool is_waited_for(const struct hdl_group *group,
     }
 }
 
-static size_t mirror_offset(const struct hdl_group *group)
-{
-    return group->shape.messaged + (size_t)group->rank * messaged_of(group)->shape.bytes;
-}
-
 static size_t slot_offset(const struct hdl_group *group, uint32_t slot)
 {
-    return mirror_offset(group) + messaged_of(group)->shape.slots +
+    return messaged_mirror_offset(group) + messaged_of(group)->shape.slots +
            slot * sizeof(struct group_slot);
 }
 
@@ -206,7 +202,8 @@ static enum hdl_status push_payload(struct hdl_group *group,
         {.offset = slot_offset(group, entry->slot) + header,
          .src = (const char *)&group->slots[entry->slot] + header,
          .bytes = headed ? offsetof(struct group_slot, reserved1) - header : 0},
-        {.offset = mirror_offset(group) + (piece ? shape->pieces : shape->data) + in_slot,
+        {.offset = messaged_mirror_offset(group) + (piece ? shape->pieces : shape->data) +
+                   in_slot,
          .src = (piece ? group->pieces : group->data) + in_slot,
          .bytes = bytes}};
     enum hdl_status status = net_put_two(
@@ -248,7 +245,7 @@ static enum hdl_status push_ready(struct hdl_group *group, struct messaged_targe
 {
     uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);
     uint64_t done = group->done;
-    size_t at = mirror_offset(group);
+    size_t at = messaged_mirror_offset(group);
     enum hdl_status status = net_put(
         target->remote, at + offsetof(struct group_head, done), &done, sizeof(done),
         at + offsetof(struct group_head, ready), word, HDL_SIGNAL_SET);

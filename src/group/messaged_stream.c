@@ -29,12 +29,6 @@ void messaged_stream_incoming(struct hdl_group *group, uint32_t peer,
     ends->bulk = mirror + shape->bulk;
 }
 
-/* Where the peer keeps the mirror of this rank. */
-static size_t mirror_offset(const struct hdl_group *group)
-{
-    return group->shape.messaged + (size_t)group->rank * messaged_of(group)->shape.bytes;
-}
-
 static size_t fragment_bytes(const struct group_cell *cell)
 {
     if (cell->type == GROUP_CELL_MEDIUM)
@@ -55,7 +49,7 @@ static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank,
     const struct group_cell *cell =
         group_segment_cells(&group->shape, group->segment, rank) + index;
     size_t fragment = fragment_bytes(cell);
-    size_t at = mirror_offset(group) + shape->cells + index * sizeof(*cell);
+    size_t at = messaged_mirror_offset(group) + shape->cells + index * sizeof(*cell);
     size_t raise = at + offsetof(struct group_cell, position);
     size_t begin = offsetof(struct group_cell, tag);
     size_t in_bulk = cell->fragment % GROUP_FRAGMENTS * (size_t)GROUP_FRAGMENT_BYTES;
@@ -63,7 +57,7 @@ static enum hdl_status push_cell(struct hdl_group *group, uint32_t rank,
         {.offset = at + begin,
          .src = (const char *)cell + begin,
          .bytes = sizeof(*cell) - begin},
-        {.offset = mirror_offset(group) + shape->bulk + in_bulk,
+        {.offset = messaged_mirror_offset(group) + shape->bulk + in_bulk,
          .src = group_segment_bulk(&group->shape, group->segment, rank) + in_bulk,
          .bytes = fragment}};
     return net_put_two(remote, blocks, raise, position, HDL_SIGNAL_SET);
@@ -83,9 +77,10 @@ static enum hdl_status push_counters(struct hdl_group *group, uint32_t rank,
     if (words[0] == peer->told_cells && words[1] == peer->told_fragments &&
         words[2] == peer->told_taken)
         return HDL_OK;
-    enum hdl_status status = net_put(
-        group->peer[rank].remote, mirror_offset(group) + messaged_of(group)->shape.intake,
-        words, sizeof(words), NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
+    enum hdl_status status =
+        net_put(group->peer[rank].remote,
+                messaged_mirror_offset(group) + messaged_of(group)->shape.intake, words,
+                sizeof(words), NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
     if (status == HDL_OK) {
         peer->told_cells = words[0];
         peer->told_fragments = words[1];
@@ -104,7 +99,7 @@ static enum hdl_status push_grants(struct hdl_group *group, uint32_t rank,
     uint64_t granted = atomic_load_explicit(&intake->granted, memory_order_relaxed);
     if (granted == peer->told_granted)
         return HDL_OK;
-    size_t at = mirror_offset(group) + messaged_of(group)->shape.intake;
+    size_t at = messaged_mirror_offset(group) + messaged_of(group)->shape.intake;
     enum hdl_status status =
         net_put(group->peer[rank].remote, at + offsetof(struct group_intake, grants),
                 intake->grants, sizeof(intake->grants) + sizeof(intake->exposed),

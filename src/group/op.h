@@ -138,7 +138,7 @@ struct hdl_op {
 };
 
 const char *group_kind_name(uint8_t kind);
-/* "all_reduce count 8 type f32 op sum"; returns text. */
+/* "allreduce count 8 type f32 op sum"; returns text. */
 const char *group_desc_format(const struct group_desc *desc, char *text, size_t size);
 
 /* Mixes what ranks must agree on into 64 bits. */

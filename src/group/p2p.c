@@ -317,17 +317,12 @@ bool group_p2p_progress(struct hdl_group *group)
 
 /* ------------------------------------------------------------------------- endings */
 
-static bool concerns(const struct hdl_op *op, uint32_t rank)
-{
-    return op->peer == (int32_t)rank;
-}
-
 static void fail_list(struct hdl_group *group, struct base_list *head, uint32_t rank)
 {
     base_list_each(node, after, head)
     {
         struct hdl_op *op = base_container_of(node, struct hdl_op, node);
-        if (concerns(op, rank))
+        if (op->peer == (int32_t)rank)
             fail_lost(group, op, rank);
     }
 }
@@ -400,6 +395,15 @@ void group_p2p_connect(struct hdl_group *group, uint32_t rank, uint64_t rank_epo
     open_stream(group, rank, peer);
 }
 
+static void fail_all(struct hdl_group *group, struct base_list *head,
+                     enum hdl_status status, const char *text)
+{
+    base_list_each(node, after, head)
+    {
+        fail_op(group, base_container_of(node, struct hdl_op, node), status, text);
+    }
+}
+
 void group_p2p_adopt(struct hdl_group *group)
 {
     const struct group_view *view = group->seen;
@@ -413,22 +417,8 @@ void group_p2p_adopt(struct hdl_group *group)
         lose(group, r);
         lost = true;
     }
-    if (!lost || !nobody_left(group))
-        return;
-    base_list_each(node, after, &group->receives)
-    {
-        fail_op(group, base_container_of(node, struct hdl_op, node), HDL_EPEER,
-                "recv: no rank is left");
-    }
-}
-
-static void fail_all(struct hdl_group *group, struct base_list *head,
-                     enum hdl_status status, const char *text)
-{
-    base_list_each(node, after, head)
-    {
-        fail_op(group, base_container_of(node, struct hdl_op, node), status, text);
-    }
+    if (lost && nobody_left(group))
+        fail_all(group, &group->receives, HDL_EPEER, "recv: no rank is left");
 }
 
 void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text)

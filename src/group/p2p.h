@@ -12,8 +12,8 @@
  *     group->receives    posted and not matched, in order
  *     group->unexpected  messages that came before their receive, in order of arrival
  *     peer.queued        sends that wait for room in the stream, in order
- *     peer.large         sends that were announced and wait for their grant, or are
- * streaming peer.granted       receives that get a large message
+ *     peer.large         sends announced that wait for their grant, or are streaming
+ *     peer.granted       receives that get a large message
  */
 
 /* A message that no receive wanted yet. */

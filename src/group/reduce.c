@@ -13,7 +13,7 @@
 #endif
 
 /* A block of accumulators stays in the first-level cache. */
-enum { BLOCK = 1024, NUM_DTYPES = HDL_F8E5M2 + 1, NUM_REDOPS = HDL_PREMUL_SUM + 1 };
+enum { BLOCK = 1024 };
 
 typedef int8_t i8;
 typedef uint8_t u8;
@@ -40,7 +40,7 @@ typedef f64 f64_any __attribute__((aligned(1), may_alias));
 typedef void combine_fn(void *out, const void *a, const void *b, size_t n);
 
 struct reduce_ops {
-    combine_fn *native[NUM_REDOPS][NUM_DTYPES];
+    combine_fn *native[BASE_NUM_REDOPS][BASE_NUM_DTYPES];
     void (*load_bf16)(float *acc, const void *src, size_t n);
     void (*store_bf16)(void *dst, const float *acc, size_t n);
     void (*load_f16)(float *acc, const void *src, size_t n);
