@@ -62,8 +62,7 @@ struct agent_group {
     struct ctl_view *view;      /* newest committed */
     struct ctl_view *attaching; /* handed out with ATTACH, not answered */
     uint64_t attaching_to;      /* rank epoch of the joiner it is about; 0 = all of it */
-    bool attach_failed;
-    uint64_t ballot; /* highest PREPARE seen */
+    uint64_t ballot;            /* highest PREPARE seen */
     bool frozen;
     struct base_list endpoints;
     struct base_list links; /* down */

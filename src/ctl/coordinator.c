@@ -97,7 +97,7 @@ static void closed(struct ctl_coordinator *c, uint64_t id)
 static void group_message(struct ctl_coordinator *c, struct coord_rank *rank,
                           const struct ctl_msg *msg)
 {
-    struct coord_member *member = coord_member_of(c, rank, msg->group);
+    struct coord_member *member = coord_member_of(rank, msg->group);
     if (!member || member->dead)
         return; /* it was told FAILED, LEFT or FENCED; this crossed it */
     switch (msg->type) {
@@ -281,7 +281,7 @@ uint32_t ctl_coordinator_num_live(const struct ctl_coordinator *c)
     uint32_t live = 0;
     for (uint32_t i = 0; i < c->num_ranks; i++) {
         const struct coord_rank *rank = c->ranks[i];
-        if (rank && (rank->state == RANK_LIVE || rank->state == RANK_GRACE))
+        if (rank && coord_is_up(rank))
             live++;
     }
     return live;

@@ -220,9 +220,9 @@ static void commit_admission(struct coord_group *group, struct commit *commit, u
     slot->entering = true;
 }
 
-/* Whose answers decide: all that were asked; none if the commit changes nothing. */
-static bool gather(struct ctl_coordinator *c, const struct coord_group *group,
-                   struct commit *commit, const struct ctl_answer **items)
+/* The answers of all that were asked. */
+static void gather(const struct coord_group *group, struct commit *commit,
+                   const struct ctl_answer **items)
 {
     for (uint32_t i = 0; i < group->params.capacity; i++) {
         struct coord_member *holder = group->slots[i].holder;
@@ -237,7 +237,6 @@ static bool gather(struct ctl_coordinator *c, const struct coord_group *group,
         if (commit->answers.items[i]->done < commit->done)
             commit->done = commit->answers.items[i]->done;
     }
-    return c->out->failed;
 }
 
 /*
@@ -357,9 +356,7 @@ static void move_members(struct ctl_coordinator *c, struct coord_group *group)
         struct coord_member *holder = slot->holder;
         if (holder && holder->leaving && !holder->left && holder->state == MEMBER_ENDED) {
             holder->left = true;
-            coord_send(c, holder->rank,
-                       &(struct ctl_msg){
-                           .type = CTL_MSG_LEFT, .group = group->id, .key = holder->key});
+            coord_send_left(c, holder->rank, group->id, holder->key);
         }
     }
 }
@@ -396,7 +393,7 @@ static void commit_ballot(struct ctl_coordinator *c, struct coord_group *group,
     commit.change.link_from = group->view->link_from;
     commit.change.link_to = group->view->link_to;
     if (!empty) {
-        (void)gather(c, group, &commit, items);
+        gather(group, &commit, items);
         commit.change.begun = commit.next;
         if (commit.ready != CTL_X_FOREVER && commit.ready > commit.change.settled)
             commit.change.settled = commit.ready;

@@ -7,8 +7,6 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 /* Appends "name", ", name", ... for one slot; keeps the list readable when it is long. */
 static void list_slot(char *text, size_t size, uint32_t *listed, uint32_t slot)
 {
@@ -36,7 +34,7 @@ static bool anybody_knows(const struct ctl_coordinator *c,
     for (uint32_t i = 0; group->told && i < group->params.capacity; i++) {
         const struct coord_rank *rank =
             group->told[i] != 0 ? coord_rank_of(c, group->told[i]) : NULL;
-        if (rank && (rank->state == RANK_LIVE || rank->state == RANK_GRACE))
+        if (rank && coord_is_up(rank))
             return true;
     }
     return false;
@@ -281,7 +279,7 @@ static bool runs_without(struct ctl_coordinator *c, const struct coord_rank *ran
            registration->capacity == group->params.capacity;
 }
 
-/* What is wrong with a registration by itself; NULL = nothing. */
+/* Whether a registration is wrong by itself; then `text` says why. */
 static bool is_wrong(const struct coord_rank *rank, const struct ctl_registration *r,
                      char *text, size_t size)
 {

@@ -96,6 +96,16 @@ void coord_group_free(struct ctl_coordinator *c, struct coord_group *group)
     base_free(c->env, group);
 }
 
+static void send_registered(struct ctl_coordinator *c, const struct coord_member *member)
+{
+    coord_send(c, member->rank,
+               &(struct ctl_msg){.type = CTL_MSG_REGISTERED,
+                                 .key = member->key,
+                                 .group = member->group->id,
+                                 .slot = member->slot,
+                                 .rank_epoch = member->rank_epoch});
+}
+
 struct coord_member *coord_member_new(struct ctl_coordinator *c,
                                       struct coord_group *group, struct coord_rank *rank,
                                       uint64_t key,
@@ -122,12 +132,7 @@ struct coord_member *coord_member_new(struct ctl_coordinator *c,
     member->slot = registration->slot;
     base_list_push_back(&rank->members, &member->node);
     group->slots[member->slot].joiner = member;
-    coord_send(c, rank,
-               &(struct ctl_msg){.type = CTL_MSG_REGISTERED,
-                                 .key = key,
-                                 .group = group->id,
-                                 .slot = member->slot,
-                                 .rank_epoch = member->rank_epoch});
+    send_registered(c, member);
     return member;
 }
 
@@ -148,8 +153,7 @@ void coord_member_free(struct ctl_coordinator *c, struct coord_member *member)
     base_free(c->env, member);
 }
 
-struct coord_member *coord_member_of(struct ctl_coordinator *c, struct coord_rank *rank,
-                                     uint64_t group)
+struct coord_member *coord_member_of(struct coord_rank *rank, uint64_t group)
 {
     base_list_each(node, after, &rank->members)
     {
@@ -202,8 +206,8 @@ void coord_member_died(struct ctl_coordinator *c, struct coord_member *member)
     coord_ballot_check(c, group);
 }
 
-static void send_left(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t group,
-                      uint64_t key)
+void coord_send_left(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t group,
+                     uint64_t key)
 {
     coord_send(c, rank,
                &(struct ctl_msg){.type = CTL_MSG_LEFT, .group = group, .key = key});
@@ -213,7 +217,7 @@ void coord_leave(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
 {
     struct coord_member *member = coord_member_by_key(rank, key);
     if (!member || member->dead || member->left) {
-        send_left(c, rank, member ? member->group->id : 0, key);
+        coord_send_left(c, rank, member ? member->group->id : 0, key);
         return;
     }
     struct coord_group *group = member->group;
@@ -221,7 +225,7 @@ void coord_leave(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
     if (group->state == GROUP_RUNNING && holder && member->state == MEMBER_ENDED) {
         member->leaving = true; /* removed before: no commit has to come */
         member->left = true;
-        send_left(c, rank, group->id, key);
+        coord_send_left(c, rank, group->id, key);
         coord_check_closed(c, group);
         coord_ballot_check(c, group);
         return;
@@ -231,7 +235,7 @@ void coord_leave(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
         coord_ballot_check(c, group);
         return;
     }
-    send_left(c, rank, group->id, key);
+    coord_send_left(c, rank, group->id, key);
     coord_member_died(c, member);
 }
 
@@ -239,7 +243,7 @@ void coord_abort(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
                  uint64_t group)
 {
     struct coord_member *member =
-        key != 0 ? coord_member_by_key(rank, key) : coord_member_of(c, rank, group);
+        key != 0 ? coord_member_by_key(rank, key) : coord_member_of(rank, group);
     if (!member || member->dead || member->left)
         return;
     ctl_do_log(c->out, HDL_LOG_INFO, "rank %u aborted group %s", member->slot,
@@ -280,15 +284,10 @@ void coord_group_reconnected(struct ctl_coordinator *c, struct coord_member *mem
     struct coord_group *group = member->group;
     if (member->process != member->rank->rank_epoch || member->dead)
         return;
-    coord_send(c, member->rank,
-               &(struct ctl_msg){.type = CTL_MSG_REGISTERED,
-                                 .key = member->key,
-                                 .group = group->id,
-                                 .slot = member->slot,
-                                 .rank_epoch = member->rank_epoch});
+    send_registered(c, member);
     uint64_t epoch = state ? state->epoch : 0;
     if (member->left) {
-        send_left(c, member->rank, group->id, member->key);
+        coord_send_left(c, member->rank, group->id, member->key);
     } else if (group->state == GROUP_ATTACHING) {
         coord_send_view(c, group, member, true);
     } else if (group->state == GROUP_RUNNING &&

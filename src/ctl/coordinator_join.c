@@ -226,6 +226,12 @@ void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
     coord_ballot_check(c, group);
 }
 
+static bool is_connected(const struct coord_member *joiner, uint32_t slot)
+{
+    return base_rank_set_test(joiner->reaches, slot) &&
+           base_rank_set_test(joiner->reached_by, slot);
+}
+
 /* The first condition that the joiner of a slot does not meet yet. */
 static void missing_text(const struct coord_group *group, uint32_t i, char *text,
                          size_t size)
@@ -246,8 +252,7 @@ static void missing_text(const struct coord_group *group, uint32_t i, char *text
          k++) {
         if (!coord_is_asked(group->slots[k].holder) || k == i)
             continue;
-        if (!base_rank_set_test(joiner->reaches, k) ||
-            !base_rank_set_test(joiner->reached_by, k))
+        if (!is_connected(joiner, k))
             (void)snprintf(text, size, "rank %u is not connected to rank %u", i, k);
     }
 }
@@ -259,9 +264,7 @@ bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot
         !joiner->introduced)
         return false;
     for (uint32_t k = 0; k < group->params.capacity; k++) {
-        if (coord_is_asked(group->slots[k].holder) &&
-            (!base_rank_set_test(joiner->reaches, k) ||
-             !base_rank_set_test(joiner->reached_by, k)))
+        if (coord_is_asked(group->slots[k].holder) && !is_connected(joiner, k))
             return false;
     }
     return true;
@@ -270,9 +273,7 @@ bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot
 bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot)
 {
     for (uint32_t k = 0; k < group->params.capacity; k++) {
-        if (group->slots[k].entering &&
-            (!base_rank_set_test(slot->joiner->reaches, k) ||
-             !base_rank_set_test(slot->joiner->reached_by, k)))
+        if (group->slots[k].entering && !is_connected(slot->joiner, k))
             return false;
     }
     return true;
@@ -402,8 +403,7 @@ static bool all_ready(const struct coord_group *group,
             if (m == k || other == proposal->slots[k] ||
                 is_applied(group, proposal, other))
                 continue;
-            if (!base_rank_set_test(slot->joiner->reaches, other) ||
-                !base_rank_set_test(slot->joiner->reached_by, other))
+            if (!is_connected(slot->joiner, other))
                 return false;
         }
     }

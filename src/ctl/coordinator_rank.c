@@ -23,11 +23,6 @@ void coord_rank_free(struct ctl_coordinator *c, struct coord_rank *rank)
     base_free(c->env, rank);
 }
 
-static bool is_up(const struct coord_rank *rank)
-{
-    return rank->state == RANK_LIVE || rank->state == RANK_GRACE;
-}
-
 struct coord_rank *coord_get_rank(struct ctl_coordinator *c, uint32_t index)
 {
     if (index >= c->num_ranks) {
@@ -176,7 +171,7 @@ void coord_goodbye(struct ctl_coordinator *c, struct coord_rank *rank)
 void coord_exited(struct ctl_coordinator *c, uint64_t rank_epoch)
 {
     struct coord_rank *rank = coord_rank_of(c, rank_epoch);
-    if (rank && is_up(rank))
+    if (rank && coord_is_up(rank))
         die(c, rank, "its process ended");
 }
 
@@ -191,7 +186,7 @@ void coord_conn_closed(struct ctl_coordinator *c, struct coord_conn *conn)
         return;
     }
     rank->conn = 0;
-    if (!is_up(rank))
+    if (!coord_is_up(rank))
         return;
     /* On this host an end is told by the process itself; a coordinator that was stopped
      * may only have lost connections that their agents gave up and made again. */
@@ -219,7 +214,7 @@ void coord_probed(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t i
     base_list_each(node, after, &c->group_list)
     {
         struct coord_group *group = base_container_of(node, struct coord_group, node);
-        if (!base_list_empty(&group->proposals) && coord_member_of(c, rank, group->id))
+        if (!base_list_empty(&group->proposals) && coord_member_of(rank, group->id))
             coord_ballot_check(c, group);
     }
     if (rank->probe != id || rank->newcomer_conn == 0)
@@ -249,8 +244,7 @@ static void fence_unknown(struct ctl_coordinator *c, struct coord_rank *rank,
                           const struct ctl_hello *hello)
 {
     for (uint32_t i = 0; i < hello->num_groups; i++) {
-        const struct coord_member *member =
-            coord_member_of(c, rank, hello->groups[i].group);
+        const struct coord_member *member = coord_member_of(rank, hello->groups[i].group);
         if (hello->groups[i].epoch != 0 && (!member || member->dead))
             coord_send(c, rank,
                        &(struct ctl_msg){.type = CTL_MSG_FENCED,
@@ -341,7 +335,7 @@ static bool is_in_running_group(const struct coord_rank *rank)
 static bool gives_way(const struct coord_rank *rank, const struct ctl_hello *hello)
 {
     if (rank->new_here)
-        return !is_up(rank) || !is_in_running_group(rank);
+        return !coord_is_up(rank) || !is_in_running_group(rank);
     return (uint32_t)hello->rank_epoch > (uint32_t)rank->rank_epoch;
 }
 
@@ -353,9 +347,9 @@ static bool known_before(struct ctl_coordinator *c, struct coord_rank *rank,
     if (!c->collecting || hello->rank_epoch == 0 ||
         ctl_rank_epoch_rank(hello->rank_epoch) != hello->rank)
         return false;
-    while (is_up(rank) && gives_way(rank, hello))
+    while (coord_is_up(rank) && gives_way(rank, hello))
         die(c, rank, "its rank is in use by a live process");
-    return rank->state == RANK_NONE || (!is_up(rank) && gives_way(rank, hello));
+    return rank->state == RANK_NONE || (!coord_is_up(rank) && gives_way(rank, hello));
 }
 
 void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
@@ -383,7 +377,7 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
         coord_out_of_memory(c);
         return;
     }
-    bool same = rank->identity.incarnation == hello->incarnation && is_up(rank) &&
+    bool same = rank->identity.incarnation == hello->incarnation && coord_is_up(rank) &&
                 (hello->rank_epoch == 0 || hello->rank_epoch == rank->rank_epoch);
     if (c->collecting && hello->term >= c->term)
         c->term = hello->term + 1;
@@ -394,7 +388,7 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
     } else if (hello->rank_epoch != 0) {
         ctl_do_send(c->out, conn->id, &(struct ctl_msg){.type = CTL_MSG_FENCED});
         coord_close(c, conn->id);
-    } else if (is_up(rank)) {
+    } else if (coord_is_up(rank)) {
         contend(c, rank, conn, &identity);
     } else {
         admit(c, rank, conn, &identity);

@@ -12,12 +12,11 @@
 #include "ctl/msg.h"
 
 /*
- *   coordinator -- conns (by number)         one authenticated connection, a rank after
- * HELLO
- *               -- ranks (by job rank)       one process start each: rank epoch, evidence
- *               -- groups (by creation)      one committed view, at most one ballot
- *                      slots -- holder       member with an unclosed interval of the view
- *                            -- joiner       member that is registered, not in the view
+ *   coordinator -- conns (by number)      authenticated; of a rank after HELLO
+ *               -- ranks (by job rank)    one process start each: rank epoch, evidence
+ *               -- groups (by creation)   one committed view, at most one ballot
+ *                      slots -- holder    member with an unclosed interval of the view
+ *                            -- joiner    member that is registered, not in the view
  *
  * A member is one registration of one process in one group. It is linked in its rank, so
  * that the death of a process reaches every group it is in.
@@ -28,7 +27,7 @@ enum coord_rank_state { RANK_NONE = 0, RANK_LIVE, RANK_GRACE, RANK_DEAD, RANK_LE
 struct coord_conn {
     uint64_t id;
     struct coord_rank *rank; /* NULL before HELLO, and while waiting for a slot */
-    struct base_list node;   /* coordinator.conns_list */
+    struct base_list node;   /* coordinator.conn_list */
 };
 
 /* Who a process says it is. */
@@ -209,8 +208,7 @@ struct coord_member *coord_member_new(struct ctl_coordinator *c,
                                       uint64_t key,
                                       const struct ctl_registration *registration);
 void coord_member_free(struct ctl_coordinator *c, struct coord_member *member);
-struct coord_member *coord_member_of(struct ctl_coordinator *c, struct coord_rank *rank,
-                                     uint64_t group);
+struct coord_member *coord_member_of(struct coord_rank *rank, uint64_t group);
 struct coord_member *coord_member_by_key(struct coord_rank *rank, uint64_t key);
 /* The process is dead, or it aborted this group. May free the member. */
 void coord_member_died(struct ctl_coordinator *c, struct coord_member *member);
@@ -219,6 +217,8 @@ void coord_abort(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t ke
                  uint64_t group);
 void coord_send_view(struct ctl_coordinator *c, const struct coord_group *group,
                      const struct coord_member *to, bool attach);
+void coord_send_left(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t group,
+                     uint64_t key);
 void coord_fail_member(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t key,
                        uint64_t group, enum hdl_status status, const char *text);
 void coord_group_reconnected(struct ctl_coordinator *c, struct coord_member *member,
@@ -265,7 +265,7 @@ void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
 void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group);
 void coord_joiner_gone(struct ctl_coordinator *c, struct coord_member *member);
 void coord_joiner_reconnected(struct ctl_coordinator *c, struct coord_member *member);
-/* After a commit: the members that an admission has made, or joiners must meet. */
+/* Joiners that are ready and the members get each other's endpoints, once. */
 void coord_introduce(struct ctl_coordinator *c, struct coord_group *group);
 bool coord_params_differ(const struct coord_group *group,
                          const struct ctl_registration *theirs, char *text, size_t size);
@@ -290,6 +290,11 @@ void coord_link_timers(struct ctl_coordinator *c, struct coord_group *group);
 bool coord_link_is_pending(const struct coord_group *group);
 void coord_link_commit(const struct coord_group *group, struct ctl_change *change,
                        uint64_t ready, uint64_t done, uint64_t next);
+
+static inline bool coord_is_up(const struct coord_rank *rank)
+{
+    return rank->state == RANK_LIVE || rank->state == RANK_GRACE;
+}
 
 /* Whether a member is asked in ballots: alive, and its interval is not closed. */
 static inline bool coord_is_asked(const struct coord_member *member)

@@ -11,16 +11,16 @@
 /*
  * The sender writes, the receiver reads and says in its own segment what it has taken:
  *
- *     sender's segment, per destination           receiver's segment, per source
- *     cells[64]     small messages, announcements  cells      read so far
- *     bulk[8]       fragments of 64 KiB            fragments  read so far
- *                                                  grants[16] large messages it wants, in
- * order
+ *     sender's segment, per destination        receiver's segment, per source
+ *     cells[64]  small messages, announcements   cells       read so far
+ *     bulk[8]    fragments of 64 KiB             fragments   read so far
+ *                                                grants[16]  large messages it wants
  *
- * up to 40 B       one cell
- * up to 64 KiB     one cell and one fragment; if no receive is posted the receiver keeps
- * a copy above            a cell announces it; fragments follow once a receive is posted
- * and granted, so they go straight to the user's memory and nothing large is ever kept
+ *     up to 40 B     one cell
+ *     up to 64 KiB   one cell and one fragment; if no receive is posted the receiver
+ *                    keeps a copy
+ *     above          a cell announces it; fragments follow once a receive is posted and
+ *                    granted, so they go straight to the user's memory
  */
 
 #define GRANT_REFUSED (UINT64_C(1) << 63)
@@ -251,11 +251,8 @@ static void tell_cells(struct hdl_group *group, struct group_p2p_peer *peer,
                           memory_order_release);
 }
 
-static const char *next_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
-                                 uint32_t rank)
+static const char *next_fragment(const struct group_p2p_peer *peer)
 {
-    (void)group;
-    (void)rank;
     return peer->in.bulk + peer->fragments_read % GROUP_FRAGMENTS * GROUP_FRAGMENT_BYTES;
 }
 
@@ -275,8 +272,7 @@ static bool take_message(struct hdl_group *group, struct group_p2p_peer *peer,
     size_t bytes = cell->bytes;
     if (bytes > (medium ? (size_t)GROUP_FRAGMENT_BYTES : (size_t)GROUP_CELL_BYTES))
         bytes = 0; /* nobody writes that */
-    const void *data =
-        medium ? (const void *)next_fragment(group, peer, rank) : cell->payload;
+    const void *data = medium ? (const void *)next_fragment(peer) : cell->payload;
     int32_t tag = (int32_t)cell->tag;
     struct hdl_op *op = group_p2p_match(group, rank, tag);
     if (op)
@@ -311,8 +307,8 @@ static void take_fragment(struct hdl_group *group, struct group_p2p_peer *peer,
     bool sound = op && note.bytes <= GROUP_FRAGMENT_BYTES && note.offset == op->moved &&
                  note.bytes <= op->bytes - op->moved;
     if (sound) {
-        base_copy((char *)op->dst + note.offset, next_fragment(group, peer, rank),
-                  note.bytes, op->stream);
+        base_copy((char *)op->dst + note.offset, next_fragment(peer), note.bytes,
+                  op->stream);
         op->moved += note.bytes;
     }
     fragment_taken(group, peer, rank);

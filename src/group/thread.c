@@ -11,9 +11,8 @@
 #include "net/net.h"
 
 /*
- * States:  asleep --kick--> napping --pending, nobody waits--> moving --nothing left-->
- * napping
- *             ^----------------- idle for LINGER_NS --------------'
+ *     asleep --kick--> napping --pending, nobody waits--> moving
+ *        ^--idle for LINGER_NS--'  ^--------nothing left--------'
  *
  * A kick is a system call only while the thread is asleep, so a loop of submit and wait
  * pays for it once. A nap is short enough for an application that computes instead of

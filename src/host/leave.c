@@ -12,9 +12,9 @@
  * Order of a leave, each step bounded:
  *
  *     1  coordinator's rank: until all others have left, at most 2 s
- *     2  GOODBYE to the coordinator, end of output; until it closes, at most 200 ms: so
- * it knows before any neighbour can report that this process has ended 3  'g' to the
- * neighbours, everything is closed
+ *     2  GOODBYE to the coordinator, end of output; until it closes, at most 200 ms:
+ *        it knows before any neighbour can report that this process has ended
+ *     3  'g' to the neighbours, everything is closed
  *
  * A process that exits without destroying its context is a death, except that the
  * coordinator's rank does step 1, or the whole job would lose its coordinator.

@@ -18,8 +18,8 @@ struct net_fabric;
  * The bell page: one per context, a memfd that peers of the host map writable. Its owner
  * says that it sleeps, a peer that stored a flag looks and rings.
  *
- *     owner:  sleepers += 1; barrier; flag set? else sleep until count differs from
- * ticket peer:   flag = 1;      barrier; sleepers? then count += 1, wake
+ *     owner:  sleepers += 1; barrier; flag set? else sleep until count has changed
+ *     peer:   flag = 1;      barrier; sleepers? then count += 1, wake
  *
  * The peer's barrier would be paid on every operation, so the owner pays for both where
  * the kernel allows it: membarrier orders every registered process on this machine.

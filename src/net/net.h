@@ -12,11 +12,11 @@
 #include <stdint.h>
 
 /*
- *  own process                                  a peer
- *  struct net ---- struct hdl_window  --pack--> handle --net_remote_open--> struct
- * hdl_peer_window |               memfd, fabric key             self | shm (mapped) |
- * fabric (messaged)
- *       +-- bell (shared by all windows): how peers of the host wake this process
+ *     own process                                  a peer
+ *     struct net --- struct hdl_window --pack--> handle --net_remote_open-->
+ *         |          memfd, fabric key             struct hdl_peer_window
+ *         |                                        self, shm (mapped), fabric (messaged)
+ *         +--------- bell of all windows: how peers of the host wake this process
  *
  * Threads. Every function may be called from any thread. Mapped peers need no lock; calls
  * for messaged peers and net_poll take the fabric's lock, one uncontended

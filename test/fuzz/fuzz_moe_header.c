@@ -2,8 +2,8 @@
 /* A peer's arena full of garbage, any options, any handle: no access out of bounds, no
  * hang.
  *
- *     byte 0 to 7   options      8 to 39  a handle      the rest: the arena of the other
- * rank */
+ *     byte 0 to 7  options   8 to 39  a handle   the rest  the other rank's arena
+ */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

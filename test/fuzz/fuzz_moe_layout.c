@@ -3,7 +3,8 @@
  * written down from the shapes of the interface.
  *
  *     byte 0 to 35   nine int32: ranks, experts, k, hidden, tokens, align, lanes, dp,
- * small byte 36 to 39  dtype, format and wire, layout, flags
+ *                    small
+ *     byte 36 to 39  dtype, format and wire, layout, flags
  */
 #include <stdint.h>
 #include <stdlib.h>

@@ -2,12 +2,11 @@
 /*
  * Joiners in bad company.
  *
- *     joiners slow    one whose main thread is busy for longer than dead_after is not
- * lost joiners busy    two at once, while the coordinator's rank waits in an operation
- *     joiners again   a joiner dies after its admission, a new process takes its slot
- *     joiners early   a rank is admitted before its predecessor's death is in any view
- *     joiners far     a replacement on another host of a group in shared memory is
- * refused
+ *     joiners slow    one that is busy for longer than dead_after is not lost
+ *     joiners busy    two at once, while the coordinator's rank waits in an operation
+ *     joiners again   one dies after its admission, and a new process takes its slot
+ *     joiners early   one is admitted before its predecessor's death is in any view
+ *     joiners far     one of another host is refused by a group in shared memory
  */
 #include <pthread.h>
 #include <signal.h>

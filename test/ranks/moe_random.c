@@ -3,8 +3,8 @@
  * over every transport, so they all give the same bytes.
  *
  *     moe_random [FIRST [COUNT]]
- *     moe_random sizes      instead of random ones all sizes of a list, in groups of up
- * to all ranks */
+ *     moe_random sizes   all sizes of a list instead, in groups of up to all ranks
+ */
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,8 +5,9 @@
  * HDL_EFENCED when it is back, until they join again. Then there is one view everywhere.
  *
  *     partition half      ranks 0 and 1 on one host, 2 and 3 on the other, whose
- * interface goes down partition small     each rank on its own host; the one of rank 0
- * goes down partition one_way   as half, but only what ranks 2 and 3 send is lost
+ *                         interface goes down
+ *     partition small     each rank on its own host; the one of rank 0 goes down
+ *     partition one_way   as half, but only what ranks 2 and 3 send is lost
  */
 #include <net/if.h>
 #include <net/route.h>

@@ -5,8 +5,7 @@
  * at the same message (the runner's sweep chooses). No operation fails, nobody is lost,
  * and every change is made in the end.
  *
- *     restarts HEDDLE      ranks 0 to 2 found the group, 3 joins; 0 starts the
- * coordinator
+ *     restarts HEDDLE   ranks 0 to 2 found the group, 3 joins; 0 starts the coordinator
  */
 #include <pthread.h>
 #include <signal.h>

@@ -8,16 +8,17 @@
  *
  * --kill R:TEXT   SIGKILL rank R when any rank prints a line that begins with TEXT;
  *                 R:Q:TEXT: when rank Q prints it
- * --expect R:C    rank R must end with code C (137 = killed); default 0; for a rank of
- * --kill 137
+ * --expect R:C    rank R must end with code C (137 = killed); default 0, and 137 for a
+ *                 rank of --kill
  * --hosts H       the ranks are spread in blocks over H network namespaces
  * --until TEXT    runs the tree again until a rank has printed a line that begins with
- * TEXT, for every TEXT given: the branches that a test must have taken. At most 50 times;
- * as often in any case if HEDDLE_SOAK is set
+ *                 TEXT, for every TEXT given: the branches that a test must have taken.
+ *                 At most 50 times; as often in any case if HEDDLE_SOAK is set
  * --sweep R:F:M   runs the tree again and again with fault_preload.c in it: the n-th call
- * of function F on rank R fails, n = 1 to M or until there are no more calls: no
- * "[fault]" was printed, and "[life]" was. If F begins with "kill_" the rank is killed
- * there. With a stride n grows by that from a random start, unless HEDDLE_SOAK is set
+ *                 of function F on rank R fails, n = 1 to M or until there are no more
+ *                 calls: no "[fault]" was printed, and "[life]" was. If F begins with
+ *                 "kill_" the rank is killed there. With a stride n grows by that from a
+ *                 random start, unless HEDDLE_SOAK is set
  *
  * Ends with 0 if all codes are as expected, 77 if all ranks ended with 77 (skipped),
  * else 1.

@@ -4,9 +4,9 @@
  *
  *   AGREE   All blocks of a rank must think the same of a source. Who gives up says
  *           "maybe", looks once more and writes what it saw; who has seen the header
- * reads that word afterwards. SIGN    Nothing is stored into a peer's half at step s
- * before its header of s-1 or s. TAG     A line is 8 bytes here, data and step together;
- * older ones are ignored.
+ *           reads that word afterwards.
+ *   SIGN    Nothing is stored into a peer's half at step s before its header of s-1 or s.
+ *   TAG     A line is 8 bytes here, data and step together; older ones are ignored.
  */
 #include <pthread.h>
 #include <sched.h>
