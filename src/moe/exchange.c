@@ -233,9 +233,9 @@ enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opt
                                struct moe_call *call)
 {
     struct hdl_moe_call o;
-    if (!m || m->magic != MOE_MAGIC)
-        return base_fail(HDL_EINVAL, "not an exchange");
-    enum hdl_status status = m->peers->ops->check(m->peers);
+    enum hdl_status status = moe_exchange_check(m);
+    if (status == HDL_OK)
+        status = m->peers->ops->check(m->peers);
     if (status == HDL_OK)
         status = base_option_copy("hdl_moe_call", opts, &o, sizeof(o));
     if (status != HDL_OK)

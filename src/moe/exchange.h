@@ -305,7 +305,7 @@ static inline const float *moe_record(const struct hdl_moe *m, size_t half,
 enum hdl_status moe_exchange_create(struct base_env *env, struct moe_config *config,
                                     struct moe_peers *peers, struct hdl_moe **moe);
 
-/* For tests: the next dispatch of every lane has this step. */
+/* The next dispatch of every lane has this step. */
 void moe_exchange_start_at(struct hdl_moe *m, uint64_t step);
 
 /* Puts what `fresh` is made of into m: lanes, peers, options; frees the rest of both. */

@@ -41,16 +41,6 @@ static size_t append(struct extent *e, size_t count, size_t stride)
     return at;
 }
 
-/* Bytes that a row takes in memory: whole cache lines, or tagged packets on a device. */
-static size_t stride_of(struct extent *e, size_t bytes, bool device)
-{
-    if (device) {
-        size_t packets = round_up(e, bytes, MOE_PACKET_DATA) / MOE_PACKET_DATA;
-        return round_up(e, product(e, packets, MOE_PACKET_BYTES), 128);
-    }
-    return round_up(e, bytes, MOE_LINE_BYTES);
-}
-
 static uint32_t smaller(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
@@ -61,11 +51,11 @@ static void size_rows(struct moe_layout *l, const struct moe_shape *s, struct ex
     l->scale_offset = round_up(e, product(e, s->hidden, s->row_elem), 4);
     l->row_bytes = s->row_scales ? sum(e, l->scale_offset, s->row_scales)
                                  : product(e, s->hidden, s->row_elem);
-    l->row_stride = stride_of(e, l->row_bytes, s->device);
+    l->row_stride = round_up(e, l->row_bytes, MOE_LINE_BYTES);
     l->give_scale_offset = round_up(e, product(e, s->hidden, s->give_elem), 4);
     l->give_bytes = s->give_scales ? sum(e, l->give_scale_offset, s->give_scales)
                                    : product(e, s->hidden, s->give_elem);
-    l->give_stride = stride_of(e, l->give_bytes, s->device);
+    l->give_stride = round_up(e, l->give_bytes, MOE_LINE_BYTES);
 }
 
 static void size_header(struct moe_layout *l, const struct moe_shape *s, struct extent *e)
@@ -75,9 +65,6 @@ static void size_header(struct moe_layout *l, const struct moe_shape *s, struct 
     l->header_fixed =
         sum(e, MOE_LINE_BYTES, round_up(e, l->mask_words * 8, MOE_LINE_BYTES));
     l->token_stride = round_up(e, record, sizeof(float));
-    if (s->device) /* packets, but not whole lines: a record is small */
-        l->token_stride =
-            (record + MOE_PACKET_DATA - 1) / MOE_PACKET_DATA * MOE_PACKET_BYTES;
     l->header_stride = round_up(
         e, sum(e, l->header_fixed, product(e, s->max_tokens, l->token_stride)), 128);
 }
@@ -108,19 +95,17 @@ static size_t place_half(struct moe_layout *l, const struct moe_shape *s, bool *
 {
     struct extent e = {0, false};
     size_t pairs = product(&e, s->ranks, s->max_tokens);
-    size_t gives = s->device ? 0 : product(&e, pairs, l->gives);
-    size_t takes = s->device ? product(&e, s->max_tokens, l->takes) : gives;
-    size_t landed = s->device ? takes : l->gives ? pairs : 0;
+    size_t gives = product(&e, pairs, l->gives);
     size_t late = s->late_weights ? product(&e, pairs, s->top_k) : 0;
     l->header = append(&e, s->ranks, l->header_stride);
     l->weights = append(&e, late, sizeof(float));
     l->arrive = append(&e, pairs, sizeof(uint64_t));
     l->line_out = append(&e, s->ranks, MOE_LINE_BYTES);
     l->line_in = append(&e, s->ranks, MOE_LINE_BYTES);
-    l->landed = append(&e, landed, sizeof(uint64_t));
+    l->landed = append(&e, l->gives ? pairs : 0, sizeof(uint64_t));
     l->slot = append(&e, pairs, l->row_stride);
     l->give = append(&e, gives, l->give_stride);
-    l->take = append(&e, takes, l->give_stride);
+    l->take = append(&e, gives, l->give_stride);
     *overflow = *overflow || e.overflow;
     return round_up(&e, e.bytes, 4096);
 }
@@ -128,7 +113,6 @@ static size_t place_half(struct moe_layout *l, const struct moe_shape *s, bool *
 bool moe_layout_init(struct moe_layout *l, const struct moe_shape *s)
 {
     struct extent e = {0, false};
-    l->pad = 0;
     size_rows(l, s, &e);
     size_header(l, s, &e);
     l->sources = s->ranks / s->dp;

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Arithmetic of a MoE arena: where everything lies, from the creation parameters alone.
- */
+/* Arithmetic of a MoE arena in host memory: where everything lies, from the creation
+ * parameters alone. */
 #ifndef MOE_LAYOUT_H
 #define MOE_LAYOUT_H
 
-/* Written in the common subset of C and CUDA C++: the host code, the kernels, the size
- * hint and the tests include this one file, so that they cannot disagree.
- *
- * Every rank owns one arena. All arenas have the same offsets:
+/* Every rank owns one arena. All arenas have the same offsets (those in device memory are
+ * drawn in gpu_args.h):
  *
  *   0 +------------------------------------------------------------+
  *     | control    MOE_CONTROL_BYTES, for the owner of the arena   |
@@ -30,8 +28,7 @@
  * arena of s if that is mapped, else in its own, where s has put it: same offset, other
  * base. Contributions differ: a mapped contributor keeps them in its own arena by owner
  * (line_out, give), a messaged one puts them into the owner's by contributor (line_in,
- * take, landed). Arenas in device memory have no give: kernels store into the owner's
- * take, which is then [M][C] by token and contributor, as is landed.
+ * take, landed).
  *
  * Flags carry (generation, step), are written by one rank each, only grow, and are never
  * cleared. Step s of a lane uses half s mod 2.
@@ -41,12 +38,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#define MOE_FN static __host__ __device__ inline
-#else
-#define MOE_FN static inline
-#endif
-
 enum {
     MOE_CONTROL_BYTES = 4096,
     MOE_LINE_BYTES = 64,   /* one flag line: a cache line of its own */
@@ -55,8 +46,6 @@ enum {
     MOE_MAX_EXPERTS = 4096,
     MOE_MAX_RANKS = 4096,
     MOE_MAX_LANES = 16,
-    MOE_PACKET_BYTES = 16, /* device rows: packets of 14 B data and a 2 B tag */
-    MOE_PACKET_DATA = 14,
     MOE_NO_EXPERT = 0xffff /* an empty routing entry in a header */
 };
 
@@ -68,7 +57,7 @@ enum moe_order {
     MOE_INDEXED = 3
 };
 
-/* The creation parameters that geometry depends on, checked and completed by moe_shape.
+/* The creation parameters that geometry depends on, checked and completed by config.c.
  */
 struct moe_shape {
     uint32_t ranks;         /* R, capacity of the group */
@@ -88,8 +77,7 @@ struct moe_shape {
     uint32_t take_elem;   /* bytes of an element of the rows given to combine */
     uint8_t exact;        /* contributions may come one per (token, expert) */
     uint8_t late_weights; /* weights may come with combine */
-    uint8_t device;       /* rows are stored as tagged packets, no give region */
-    uint8_t pad;
+    uint8_t device;       /* the arenas are on GPUs */
 };
 
 /* Offsets in bytes. The regions of a half are relative to the half: use moe_half. */
@@ -107,7 +95,6 @@ struct moe_layout {
     uint32_t sources; /* S = R / g, distinct sources of rows */
     uint32_t takes;   /* C, contributions that one token can get */
     uint32_t gives;   /* G, contributions of one rank to one token */
-    uint32_t pad;
 
     size_t header, weights, arrive, line_out, line_in, landed, slot, give, take;
     size_t half_bytes;
@@ -126,98 +113,85 @@ struct moe_layout {
 bool moe_layout_init(struct moe_layout *layout, const struct moe_shape *shape);
 
 /* Groups of elements that have one FP8 scale each: the last one may be short. */
-MOE_FN uint32_t moe_scale_groups(uint32_t hidden)
+static inline uint32_t moe_scale_groups(uint32_t hidden)
 {
     return (hidden + MOE_SCALE_GROUP - 1) / MOE_SCALE_GROUP;
 }
 
-MOE_FN size_t moe_half(const struct moe_layout *l, uint32_t lane, uint64_t step)
+static inline size_t moe_half(const struct moe_layout *l, uint32_t lane, uint64_t step)
 {
     return (size_t)MOE_CONTROL_BYTES + lane * l->lane_bytes + (step & 1) * l->half_bytes;
 }
 
-MOE_FN size_t moe_buffer(const struct moe_layout *l, uint32_t lane)
+static inline size_t moe_buffer(const struct moe_layout *l, uint32_t lane)
 {
     return (size_t)MOE_CONTROL_BYTES + lane * l->lane_bytes + l->buffer;
 }
 
 /* The header of a source: line, set of ranks it counts on, token records. */
-MOE_FN size_t moe_header(const struct moe_layout *l, size_t half, uint32_t source)
+static inline size_t moe_header(const struct moe_layout *l, size_t half, uint32_t source)
 {
     return half + l->header + source * l->header_stride;
 }
 
-MOE_FN size_t moe_token(const struct moe_layout *l, size_t half, uint32_t source,
-                        uint32_t token)
+static inline size_t moe_token(const struct moe_layout *l, size_t half, uint32_t source,
+                               uint32_t token)
 {
     return moe_header(l, half, source) + l->header_fixed + token * l->token_stride;
 }
 
 /* Weights that a source gives to combine: [M][k] f32. */
-MOE_FN size_t moe_weights(const struct moe_layout *l, const struct moe_shape *s,
-                          size_t half, uint32_t source, uint32_t token)
+static inline size_t moe_weights(const struct moe_layout *l, const struct moe_shape *s,
+                                 size_t half, uint32_t source, uint32_t token)
 {
     return half + l->weights +
            ((size_t)source * s->max_tokens + token) * s->top_k * sizeof(float);
 }
 
-MOE_FN size_t moe_arrive(const struct moe_layout *l, const struct moe_shape *s,
-                         size_t half, uint32_t source, uint32_t token)
+static inline size_t moe_arrive(const struct moe_layout *l, const struct moe_shape *s,
+                                size_t half, uint32_t source, uint32_t token)
 {
     return half + l->arrive + ((size_t)source * s->max_tokens + token) * sizeof(uint64_t);
 }
 
-MOE_FN size_t moe_slot(const struct moe_layout *l, const struct moe_shape *s, size_t half,
-                       uint32_t source, uint32_t token)
+static inline size_t moe_slot(const struct moe_layout *l, const struct moe_shape *s,
+                              size_t half, uint32_t source, uint32_t token)
 {
     return half + l->slot + ((size_t)source * s->max_tokens + token) * l->row_stride;
 }
 
-MOE_FN size_t moe_line_out(const struct moe_layout *l, size_t half, uint32_t owner)
+static inline size_t moe_line_out(const struct moe_layout *l, size_t half, uint32_t owner)
 {
     return half + l->line_out + (size_t)owner * MOE_LINE_BYTES;
 }
 
-MOE_FN size_t moe_line_in(const struct moe_layout *l, size_t half, uint32_t contributor)
+static inline size_t moe_line_in(const struct moe_layout *l, size_t half,
+                                 uint32_t contributor)
 {
     return half + l->line_in + (size_t)contributor * MOE_LINE_BYTES;
 }
 
-/* Host arenas. */
-MOE_FN size_t moe_landed_from(const struct moe_layout *l, const struct moe_shape *s,
-                              size_t half, uint32_t contributor, uint32_t token)
+static inline size_t moe_landed_from(const struct moe_layout *l,
+                                     const struct moe_shape *s, size_t half,
+                                     uint32_t contributor, uint32_t token)
 {
     return half + l->landed +
            ((size_t)contributor * s->max_tokens + token) * sizeof(uint64_t);
 }
 
-/* Host arenas. number: as for moe_give. */
-MOE_FN size_t moe_take_from(const struct moe_layout *l, const struct moe_shape *s,
-                            size_t half, uint32_t contributor, uint32_t token,
-                            uint32_t number)
+/* number: as for moe_give. */
+static inline size_t moe_take_from(const struct moe_layout *l, const struct moe_shape *s,
+                                   size_t half, uint32_t contributor, uint32_t token,
+                                   uint32_t number)
 {
     return half + l->take +
            (((size_t)contributor * s->max_tokens + token) * l->gives + number) *
                l->give_stride;
 }
 
-/* Device arenas. index: the contributor's place among the token's contributors, or the
- * position if exact. */
-MOE_FN size_t moe_landed(const struct moe_layout *l, size_t half, uint32_t token,
-                         uint32_t index)
-{
-    return half + l->landed + ((size_t)token * l->takes + index) * sizeof(uint64_t);
-}
-
-MOE_FN size_t moe_take(const struct moe_layout *l, size_t half, uint32_t token,
-                       uint32_t index)
-{
-    return half + l->take + ((size_t)token * l->takes + index) * l->give_stride;
-}
-
 /* index: 0, or the number among the token's distinct experts on this rank if exact. */
-MOE_FN size_t moe_give(const struct moe_layout *l, const struct moe_shape *s, size_t half,
-                       uint32_t owner, uint32_t token, uint32_t index)
+static inline size_t moe_give(const struct moe_layout *l, const struct moe_shape *s,
+                              size_t half, uint32_t owner, uint32_t token, uint32_t index)
 {
     return half + l->give +
            (((size_t)owner * s->max_tokens + token) * l->gives + index) * l->give_stride;

@@ -3,11 +3,12 @@
 #ifndef MOE_MAP_H
 #define MOE_MAP_H
 
-/*   first  [R+1]  0  2  2  5 ...     experts of rank r: list[first[r]] to
- * list[first[r+1]] list          0  3  1  2  3      ascending in a rank; the place is the
- * local number begin  [E+1]  0  1  2 ...        holders of expert e: holder[begin[e]] to
- * [begin[e+1]] holder        0  2  2  0  2      ranks ascending local         0  0  1  1
- * 2      the expert's local number there
+/*
+ *     first  [R+1]  0  2  2  5      experts of rank r: list[first[r] .. first[r+1])
+ *     list          0  3  1  2  3   ascending in a rank; the place is the local number
+ *     begin  [E+1]  0  1  2  3  5   holders of expert e: holder[begin[e] .. begin[e+1])
+ *     holder        0  2  2  0  2   ranks ascending
+ *     local         0  0  1  1  2   the expert's local number there
  */
 
 #include "base/env.h"

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The loops of rows.c, compiled once for each processor variant.
  *
- * ROWS(name) names the variant's functions, ROWS_TARGET is its attribute, ROWS_F16 says
- * that it has instructions for f16. The loops are written so that the compiler vectorises
- * them: no branches, integer tests for NaN and infinity, blocks of fixed size in the
- * first cache.
+ * ROWS(name) names the variant's functions, ROWS_TARGET is its attribute; ROWS_F16 and
+ * ROWS_STREAM say that it has instructions for f16 and for stores past the cache,
+ * ROWS_WIDTH how many floats its vectors hold (0 = none are used by name). The loops are
+ * written so that the compiler vectorises them: no branches, integer tests for NaN and
+ * infinity, blocks of fixed size in the first cache.
  */
 
 ROWS_TARGET static void ROWS(load)(enum hdl_dtype dtype, const uint8_t *src, float *dst,
@@ -244,7 +245,7 @@ ROWS_TARGET static void ROWS(add)(float *restrict acc, enum hdl_dtype dtype,
     }
 }
 
-/* The same for a part of a result, which may go past the cache. */
+/* Stores a part of a result, past the cache if that was asked for. */
 ROWS_TARGET static void ROWS(put)(enum hdl_dtype dtype, uint8_t *dst, const float *src,
                                   size_t n, bool stream)
 {

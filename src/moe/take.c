@@ -183,7 +183,7 @@ static bool run_landed(struct taking *t, uint32_t rank, uint32_t rows)
     return true;
 }
 
-/* Have all contributions to messaged tokens landed? */
+/* Have all contributions of messaged ranks landed? */
 static bool rows_landed(void *argument)
 {
     struct taking *t = argument;
