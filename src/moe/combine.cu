@@ -128,7 +128,41 @@ MOE_DEVICE void store_sums(const moe_gpu_args &a, uint32_t token,
 /* The ranks that a contribution for an own token is expected from. */
 MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
 {
-    return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a);
+    const uint32_t same = a.says_source ? load_word(&a.lane.state->same_routes) : ~0u;
+    return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a) & same;
+}
+
+/*
+ * Replicas are chosen by the mask of the member of the DP group whose rows a holder took.
+ * If that member counted on other ranks, what the holder sends may be for other experts
+ * than this rank's routing says: such holders are passed over. A warp waits for their
+ * lines, a lane for each.
+ */
+template <int TYPE, bool WIDE>
+MOE_COLD void compare_routes(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t r = threadIdx.x & 31;
+    moe_gpu_state *state = a.lane.state;
+    bool over = r >= a.geo.ranks || ((state->sent & counted_ranks(a)) >> r & 1) == 0;
+    bool same = false;
+    patience p = {v.deadline, 0};
+    uint32_t looks = 0;
+    while (!__all_sync(ALL_LANES, over)) {
+        if (!over) {
+            const uint4 line = load_packet(own_half(a, v.half) + a.geo.drop_at +
+                                           (uint64_t)r * MOE_GPU_LINE);
+            over = line.x == v.step && (line.y & ~3u) == v.tag.kind;
+            same = over && !(line.y & TAG_DROPPED) && line.z == state->own_mask;
+        }
+        if (!over && lane_out_of_patience(&p, state, r)) {
+            state->late[r] = v.step;
+            over = true;
+        }
+        __syncwarp();
+        if ((++looks & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
+            send_unsent<TYPE, WIDE>(a, v);
+    }
+    atomicAnd(&state->same_routes, __ballot_sync(ALL_LANES, same));
 }
 
 /* What comes for an own token: a contribution for each of some places, which are numbers
@@ -358,6 +392,11 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
     if (is_sender(a))
         send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
     trace(a, 5);
+    if (a.says_source && is_receiver(a)) {
+        if (threadIdx.x < WARP)
+            compare_routes<TYPE, WIDE>(a, v);
+        __syncthreads();
+    }
     /* What runs once is short: its instructions are fetched from far away. */
     if (!is_receiver(a))
         ;

@@ -26,6 +26,8 @@ struct item_rows {
 
 struct block_state {
     uint32_t tokens[MOE_GPU_MAX_RANKS]; /* T of each source */
+    uint8_t listen[MOE_GPU_MAX_RANKS];  /* the member of each DP group, if there are any */
+    uint32_t listened;                  /* of these, who has rows for this rank */
     uint32_t unweighted;                /* sources whose weights come with combine */
     uint32_t stage_lock;
     item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
@@ -63,10 +65,27 @@ MOE_DEVICE bool needs_offsets(const moe_gpu_args &a)
     return a.order != MOE_GPU_3D;
 }
 
+MOE_DEVICE uint32_t asked_tokens(const moe_gpu_args &a)
+{
+    return a.num_tokens_at ? (uint32_t)*a.num_tokens_at : a.num_tokens;
+}
+
 MOE_DEVICE uint32_t own_tokens(const moe_gpu_args &a)
 {
-    uint32_t n = a.num_tokens_at ? (uint32_t)*a.num_tokens_at : a.num_tokens;
+    uint32_t n = asked_tokens(a);
     return n > a.geo.max_tokens ? 0 : n;
+}
+
+/* The rank of source `source`: that itself if every rank has tokens of its own. */
+MOE_DEVICE uint32_t source_rank(const moe_gpu_args &a, uint32_t source)
+{
+    return a.dp == 1 ? source : b.listen[source];
+}
+
+/* The ranks whose rows are taken, one of each DP group. */
+MOE_DEVICE uint32_t listened_ranks(const moe_gpu_args &a)
+{
+    return a.dp == 1 ? counted_ranks(a) : b.listened;
 }
 
 /*
@@ -81,9 +100,10 @@ MOE_COLD uint32_t choose_holder(const moe_gpu_args &a, uint32_t expert, uint32_t
         return a.holder_slot[first];
     for (uint32_t i = first; i < end; i++) {
         uint32_t rank = a.slot_rank[a.holder_slot[i]];
-        if (a.dp == 1 ? rank == a.rank : rank / a.dp == a.rank / a.dp)
+        const bool up = counted >> rank & 1;
+        if (up && (a.dp == 1 ? rank == a.rank : rank / a.dp == a.rank / a.dp))
             return a.holder_slot[i];
-        live += counted >> rank & 1;
+        live += up;
     }
     uint32_t turn = (a.rank / a.dp + token) % (live ? live : end - first);
     for (uint32_t i = first; i < end; i++) {
@@ -111,11 +131,14 @@ MOE_COLD void report_id(const moe_gpu_args &a, uint64_t index, int64_t id)
     give_notice(a);
 }
 
-MOE_COLD void report_tokens(const moe_gpu_args &a)
+/* This rank, or a peer, was asked to send what it cannot. */
+MOE_COLD void report_tokens(const moe_gpu_args &a, uint32_t rank, uint32_t asked)
 {
     unsigned long long *first = (unsigned long long *)&a.lane.state->error.first;
-    atomicMin(first, (unsigned long long)MOE_GPU_ERR_TOKENS);
-    a.lane.state->error.value = *a.num_tokens_at;
+    uint64_t mine = rank == a.rank ? MOE_GPU_ERR_TOKENS
+                                   : (MOE_GPU_PEER_ERROR | rank) << 8 | MOE_GPU_ERR_PEER;
+    if (atomicMin(first, (unsigned long long)mine) > mine)
+        a.lane.state->error.value = (int32_t)asked;
     give_notice(a);
 }
 

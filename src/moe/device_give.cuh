@@ -220,8 +220,9 @@ MOE_DEVICE bool await_weights(const moe_gpu_args &a, step_view v, give_item *ite
     const uint32_t ends = __ballot_sync(ALL_LANES, item->entry.row < 0);
     const bool mine = !ends || lane < (uint32_t)__ffs(ends) - 1;
     const uint32_t position = mine ? __float_as_uint(item->entry.weight) : 0;
+    const uint32_t from = a.dp == 1 ? item->to : a.lane.state->rows_from[item->to];
     const unsigned char *at = own_half(a, v.half) +
-                              moe_gpu_weights(&a.geo, item->to, item->token) +
+                              moe_gpu_weights(&a.geo, from, item->token) +
                               (position >> 1) * MOE_GPU_PACKET;
     patience p = {v.deadline, 0};
     for (;;) {
@@ -231,7 +232,7 @@ MOE_DEVICE bool await_weights(const moe_gpu_args &a, step_view v, give_item *ite
             item->entry.weight = __uint_as_float(position & 1 ? packet.y : packet.x);
             return true;
         }
-        if (out_of_patience(&p, a.lane.state, item->to))
+        if (out_of_patience(&p, a.lane.state, from))
             return false;
         if ((p.polls & 0xff) == 0xff)
             send_weights(a, v, 0, 1);
@@ -428,16 +429,18 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
     }
 }
 
-/* Sources that were given up wait for nothing from here. */
+/* Sources without rows here wait for nothing; where members of a DP group may choose
+ * different replicas, all learn by whose mask theirs were chosen. */
 MOE_DEVICE void send_drops(const moe_gpu_args &a, step_view v)
 {
     const uint32_t to = threadIdx.x & 31;
     const moe_gpu_state *state = a.lane.state;
-    if (to < a.geo.ranks && to != a.rank && state->dropped[to] == v.step &&
-        state->tokens[to] == 0 && (state->active >> to & 1))
+    const bool drops = state->unserved >> to & 1;
+    if (to < a.geo.ranks && (drops || a.says_source) && (state->active >> to & 1))
         store_packet((unsigned char *)a.base[to] + v.half + a.geo.drop_at +
                          (uint64_t)a.rank * MOE_GPU_LINE,
-                     make_uint4(v.step, v.tag.kind | TAG_DROPPED, 0, 0));
+                     make_uint4(v.step, v.tag.kind | (drops ? TAG_DROPPED : 0),
+                                a.says_source ? state->mask_of[to] : 0, 0));
 }
 
 /* T of each rank, a lane for each. */

@@ -99,6 +99,71 @@ MOE_COLD bool give_up_source(const moe_gpu_args &a, step_view v, uint32_t source
            decide(a, v, source) == SOURCE_MISSING;
 }
 
+/* The member of each DP group that has rows for this rank, by a warp: the first in turn
+ * that came and finds nobody before it (moe_dp_member), `sign` by lane. Behind one that is
+ * missed nobody is looked for: blocks may differ in when they missed it. */
+MOE_DEVICE void choose_members(const moe_gpu_args &a, uint32_t came, uint4 sign)
+{
+    const uint32_t source = threadIdx.x & 31, counted = counted_ranks(a);
+    const uint32_t counts = sign.y & SIGN_REFUSED ? ~0u : sign.w;
+    uint32_t listen = source * a.dp + a.rank % a.dp, found = 0;
+    bool over = source >= a.geo.sources;
+    for (uint32_t i = 0; i < a.dp; i++) {
+        const uint32_t member = min(source, a.geo.sources - 1) * a.dp +
+                                (a.rank + i) % a.dp;
+        const uint32_t its = __shfl_sync(ALL_LANES, counts, member);
+        if (over || (counted >> member & 1) == 0)
+            continue;
+        over = (came >> member & 1) == 0;
+        if (over || dp_member(a, source, a.rank, its) != member)
+            continue;
+        listen = member;
+        found = 1u << member;
+        over = true;
+    }
+    b.listen[source] = (uint8_t)listen;
+    found = __reduce_or_sync(ALL_LANES, found);
+    if (source == 0)
+        b.listened = found;
+}
+
+/* In DP groups the signs of all members come first, since they say whose rows come. One
+ * warp waits for them, a lane for each. */
+template <int IN, bool WIDE>
+MOE_COLD void receive_signs(const moe_gpu_args &a, step_view v)
+{
+    const uint32_t r = threadIdx.x & 31;
+    bool over = r >= a.geo.ranks || (counted_ranks(a) >> r & 1) == 0, came = false;
+    uint32_t polls = 0;
+    uint4 sign = make_uint4(0, 0, 0, 0);
+    for (;;) {
+        if (!over) {
+            sign = load_packet(sign_of(a, v.half, r));
+            came = over = sign_matches(sign, v);
+        }
+        uint32_t waiting = __ballot_sync(ALL_LANES, !over);
+        if (!waiting)
+            break;
+        if ((++polls & 63) != 0)
+            continue;
+        for (; waiting; waiting &= waiting - 1) {
+            const uint32_t source = __ffs(waiting) - 1;
+            if (give_up_source(a, v, source) && r == source)
+                over = true;
+        }
+        if ((polls & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
+            send_unsent<IN, WIDE>(a, v);
+    }
+    const uint64_t word = r < a.geo.ranks ? load_long(&a.lane.state->decided[r]) : 0;
+    uint32_t doubtful = __ballot_sync(ALL_LANES, came && word >> 2 == v.step);
+    for (; doubtful; doubtful &= doubtful - 1) {
+        const uint32_t source = __ffs(doubtful) - 1;
+        if (decide(a, v, source) == SOURCE_MISSING && r == source)
+            came = false;
+    }
+    choose_members(a, __ballot_sync(ALL_LANES, came), sign);
+}
+
 /* Takes the headers of all sources. */
 template <int IN, bool WIDE, int N>
 MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
@@ -120,6 +185,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
             p[u].number = part * WARP + (threadIdx.x & 31);
             p[u].token = __umulhi(p[u].number << 1, a.packets_magic);
             p[u].whole = false;
+            p[u].sign.y = 0;
             p[u].over = source >= a.geo.ranks || p[u].number >= packets ||
                         (listened >> source & 1) == 0;
             part += WARPS;
@@ -137,6 +203,9 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
         }
 #pragma unroll
         for (int u = 0; u < N; u++) {
+            if ((p[u].sign.y & SIGN_REFUSED) && p[u].number == 0 && blockIdx.x == 0 &&
+                p[u].source != a.rank)
+                report_tokens(a, p[u].source, p[u].sign.w);
             const bool any =
                 p[u].whole && take_packet(a, p[u].source, p[u].token,
                                           (p[u].number - p[u].token * a.geo.packets) *
@@ -145,7 +214,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
             mark_tokens(a, p[u].source, p[u].token, any);
             if (p[u].whole && p[u].number == 0) {
                 b.tokens[p[u].source] = p[u].sign.z;
-                if (p[u].sign.w)
+                if (p[u].sign.y & SIGN_UNWEIGHTED)
                     atomicOr(&b.unweighted, 1u << p[u].source);
             }
         }

@@ -65,20 +65,26 @@ MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t tok
     return ranks & sendable & destinations(a);
 }
 
-/* Says to every rank that this one takes part, with how many tokens, and whether their
- * weights come later. */
+/* Says to every rank that this one takes part, with how many tokens, whether their
+ * weights come later, and on whom it counts; or that it refuses its call. */
 MOE_DEVICE void send_sign(const moe_gpu_args &a, step_view v, uint32_t sendable,
                           uint32_t tokens)
 {
-    const uint32_t to = threadIdx.x & 31;
+    const uint32_t to = threadIdx.x & 31, asked = tokens ? tokens : asked_tokens(a);
+    uint4 sign = make_uint4(v.step, v.tag.kind, tokens, counted_ranks(a));
+    sign.y |= a.in_weights ? 0 : SIGN_UNWEIGHTED;
+    if (asked != tokens) {
+        sign.y |= SIGN_REFUSED;
+        sign.w = asked;
+    }
     if (to < a.geo.ranks && (sendable >> to & 1))
         store_packet((unsigned char *)a.base[to] + v.half + a.geo.sign_at +
                          (uint64_t)a.rank * MOE_GPU_LINE,
-                     make_uint4(v.step, v.tag.kind, tokens, a.in_weights == NULL));
+                     sign);
     if (to == 0)
         a.lane.state->sent = sendable | ~destinations(a);
-    if (to == 0 && a.num_tokens_at && (uint32_t)*a.num_tokens_at > a.geo.max_tokens)
-        report_tokens(a);
+    if (to == 0 && asked != tokens && a.num_tokens_at) /* else the host has told */
+        report_tokens(a, a.rank, asked);
 }
 
 /* The warp that sends the header of a block's token: the last first, which has least to

@@ -7,13 +7,19 @@
 #include "moe/device_line.cuh"
 
 /*
- * A source's header packet: {step, generation, tokens, 0} in one 16 B store. All blocks
- * of a rank must agree whether a source came, though they look at different times. Who
- * gives up on a source therefore first says so ("maybe"), then looks once more, and
- * writes what it saw. Who has seen the packet looks at that word afterwards: if it is
- * unset, then the other's second look comes later and sees the packet too.
+ * A source's sign: {step, generation << 2 | SIGN_ bits, tokens, the ranks it counts on} in
+ * one 16 B store. One that refuses its call has no tokens, and in place of the ranks what
+ * it was asked to send. All blocks of a rank must agree whether a source came, though they
+ * look at different times. Who gives up on a source therefore first says so ("maybe"),
+ * then looks once more, and writes what it saw. Who has seen the packet looks at that word
+ * afterwards: if it is unset, then the other's second look comes later and sees the packet
+ * too.
  */
 enum { SOURCE_MAYBE = 1, SOURCE_CAME = 2, SOURCE_MISSING = 3 };
+enum : uint32_t {
+    SIGN_UNWEIGHTED = 1, /* weights come with combine */
+    SIGN_REFUSED = 2
+};
 
 struct step_view {
     uint32_t step;
@@ -44,27 +50,6 @@ MOE_COLD uint32_t dp_member(const moe_gpu_args &a, uint32_t group, uint32_t to,
             return member;
     }
     return group * a.dp + number;
-}
-
-/* The rank of source `source`: that itself if every rank has tokens of its own. */
-MOE_DEVICE uint32_t source_rank(const moe_gpu_args &a, uint32_t source)
-{
-    return a.dp == 1 ? source : dp_member(a, source, a.rank, counted_ranks(a));
-}
-
-/* The ranks whose rows are taken, one of each DP group. */
-MOE_COLD uint32_t listened_members(const moe_gpu_args &a)
-{
-    const uint32_t counted = counted_ranks(a);
-    uint32_t ranks = 0;
-    for (uint32_t s = 0; s < a.geo.sources; s++)
-        ranks |= 1u << dp_member(a, s, a.rank, counted);
-    return ranks & counted;
-}
-
-MOE_DEVICE uint32_t listened_ranks(const moe_gpu_args &a)
-{
-    return a.dp == 1 ? counted_ranks(a) : listened_members(a);
 }
 
 /* The ranks that get rows from this member of its DP group and not from another. */
@@ -108,7 +93,7 @@ MOE_DEVICE const void *sign_of(const moe_gpu_args &a, uint64_t half, uint32_t so
 
 MOE_DEVICE bool sign_matches(uint4 sign, step_view v)
 {
-    return sign.x == v.step && sign.y == v.tag.kind;
+    return sign.x == v.step && (sign.y & ~3u) == v.tag.kind;
 }
 
 /* Has the header of `source` come, sign and all packets? Asked by a whole warp. */
@@ -163,7 +148,7 @@ MOE_COLD bool peer_is_done(const moe_gpu_args &a, step_view v, uint32_t to, bool
     const void *this_step = sign_of(a, v.half, to);
     do {
         uint4 s = load_packet(last);
-        if (s.x == v.step - 1 && s.y == v.tag.kind)
+        if (s.x == v.step - 1 && (s.y & ~3u) == v.tag.kind)
             return true;
         if (sign_matches(load_packet(this_step), v))
             return true;

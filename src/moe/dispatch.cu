@@ -341,15 +341,24 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     if (r >= a.geo.ranks)
         return;
     const uint32_t from = a.dp == 1 ? r : source_rank(a, r / a.dp);
+    const bool counted = counted_ranks(a) >> r & 1;
+    const bool came =
+        counted && (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME);
+    const uint32_t all = __activemask();
+    const uint32_t unweighted = __ballot_sync(all, b.unweighted >> from & 1);
+    const uint32_t served = __ballot_sync(all, came) & listened_ranks(a);
+    const uint32_t unserved = __ballot_sync(all, (served >> from & 1) == 0);
     state->tokens[r] = b.tokens[from];
     state->rows_from[r] = from;
-    const uint32_t unweighted = __ballot_sync(__activemask(), b.unweighted >> from & 1);
     state->unweighted = unweighted;
-    if ((counted_ranks(a) >> r & 1) == 0)
+    state->unserved = unserved;
+    state->same_routes = ~0u;
+    state->own_mask = counted_ranks(a);
+    if (a.says_source)
+        state->mask_of[r] = load_packet(sign_of(a, v.half, from)).w;
+    if (!counted)
         state->dropped[r] = v.step;
-    else if (from != r) /* nobody looked */
-        return;
-    else if (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME)
+    else if (came)
         state->seen[r] = v.step;
     else
         note_incomplete(a, v, 0);
@@ -470,6 +479,11 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
 template <int IN, bool WIDE>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
+    if (a.dp > 1) {
+        if (threadIdx.x < WARP)
+            receive_signs<IN, WIDE>(a, v);
+        __syncthreads();
+    }
     if (a.header_parts * a.geo.ranks <= WARPS) /* few instructions for few tokens */
         receive_headers<IN, WIDE, 1>(a, v);
     else

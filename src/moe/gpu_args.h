@@ -86,7 +86,16 @@ enum { MOE_GPU_BYTES = 0, MOE_GPU_BF16 = 1, MOE_GPU_F16 = 2, MOE_GPU_F32 = 3 };
 enum { MOE_GPU_NO_ROW = -1, MOE_GPU_DROPPED_ROW = -2 };
 
 /* What a kernel can find wrong with its arguments: struct moe_gpu_error.kind. */
-enum { MOE_GPU_ERR_NONE = 0, MOE_GPU_ERR_TOKENS = 1, MOE_GPU_ERR_ID = 2 };
+enum {
+    MOE_GPU_ERR_NONE = 0,
+    MOE_GPU_ERR_TOKENS = 1,
+    MOE_GPU_ERR_ID = 2,
+    MOE_GPU_ERR_PEER = 3 /* a peer refused its call */
+};
+/* Marks a rank in the place of an index: behind all own offences. */
+#define MOE_GPU_PEER_ERROR (UINT64_C(1) << 40)
+/* In a number of tokens: they had no data. */
+#define MOE_GPU_NO_DATA (UINT32_C(1) << 30)
 
 /* Bytes of one row on the wire, and where its parts lie. */
 struct moe_gpu_row {
@@ -156,7 +165,8 @@ struct moe_gpu_plan {
 };
 
 struct moe_gpu_error {
-    uint64_t first; /* lowest offence: (token * k + position) << 8 | kind, ~0 = none */
+    uint64_t first; /* lowest offence: (token * k + position, or MOE_GPU_PEER_ERROR | rank)
+                       << 8 | kind, ~0 = none */
     int64_t value;
 };
 
@@ -170,7 +180,12 @@ struct moe_gpu_state {
     uint32_t sent;    /* ranks that this step's rows were sent to */
     uint32_t members; /* ranks linked at creation or the last update */
     uint32_t mask;    /* of these, who the caller's mask has */
-    uint32_t unweighted; /* sources whose weights come with combine */
+    uint32_t alone;   /* the own rank: a call that is refused counts on nobody */
+    uint32_t unweighted;  /* sources whose weights come with combine */
+    uint32_t unserved;    /* ranks for whose tokens nothing came */
+    uint32_t own_mask;    /* the ranks that the step's dispatch counted on */
+    uint32_t same_routes; /* of combine: holders that chose replicas by the same mask */
+    uint32_t mask_of[MOE_GPU_MAX_RANKS]; /* if says_source: by which a rank's were chosen */
     uint32_t incomplete_calls;
     uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
@@ -185,8 +200,6 @@ struct moe_gpu_state {
                                               were taken */
     uint64_t decided[MOE_GPU_MAX_RANKS]; /* step << 2 | what was decided about a source */
     struct moe_gpu_error error;
-    uint64_t rows_stored; /* rows stored into peers, for the count of bytes */
-    uint64_t lines_stored;
 };
 
 /* A row of combine's input and its weight: those of one (source, token) follow each other
@@ -237,6 +250,7 @@ struct moe_gpu_args {
     uint32_t slot_base;     /* number of this rank's first expert slot */
     uint32_t even_experts;  /* E / R of the contiguous map, 0 = use the tables */
     uint32_t dp;            /* ranks that hold the same tokens */
+    uint32_t says_source;   /* DP groups and replicas: masks must be compared */
     uint32_t order;
     uint32_t align;
     uint32_t format;

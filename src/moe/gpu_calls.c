@@ -27,6 +27,21 @@ static enum hdl_status begin_call(struct hdl_moe *m, uint32_t phase,
     return HDL_OK;
 }
 
+/* A peer refused its call; that kernel went on as if it had no tokens. */
+static enum hdl_status peer_refused(const struct hdl_moe *m, uint32_t rank, int64_t asked)
+{
+    const int64_t most = m->config.shape.max_tokens;
+    if (asked >= MOE_GPU_NO_DATA && asked - MOE_GPU_NO_DATA <= most)
+        return base_fail(HDL_EPEER,
+                         "rank %u refused an earlier dispatch: data are NULL with "
+                         "num_tokens %" PRId64,
+                         rank, asked - MOE_GPU_NO_DATA);
+    return base_fail(HDL_EPEER,
+                     "rank %u refused an earlier dispatch: num_tokens %" PRId64
+                     " exceeds max_tokens %" PRId64,
+                     rank, asked, most);
+}
+
 /* What a kernel found wrong, taken over into the exchange's own record. */
 static enum hdl_status take_error(struct hdl_moe *m, uint32_t lane)
 {
@@ -39,11 +54,14 @@ static enum hdl_status take_error(struct hdl_moe *m, uint32_t lane)
     uint64_t index = s.error.first >> 8;
     uint32_t k = m->config.shape.top_k;
     bool id = (s.error.first & 0xff) == MOE_GPU_ERR_ID;
+    bool peer = (s.error.first & 0xff) == MOE_GPU_ERR_PEER;
     m->failed_steps++;
-    m->last_error = HDL_EINVAL;
+    m->last_error = peer ? HDL_EPEER : HDL_EINVAL;
     m->error[0] = id ? (int64_t)(index / k) : -1;
     m->error[1] = id ? (int64_t)(index % k) : -1;
-    m->error[2] = s.error.value;
+    m->error[2] = peer ? -1 : s.error.value;
+    if (peer)
+        return peer_refused(m, (uint32_t)(index & ~MOE_GPU_PEER_ERROR), s.error.value);
     if (id)
         return base_fail(HDL_EINVAL,
                          "an earlier dispatch: token %" PRId64 " position %" PRId64
@@ -86,6 +104,45 @@ static enum hdl_status check_tokens(const struct hdl_moe *m,
         return base_fail(HDL_EINVAL, "dispatch: %s are NULL with %" PRId64 " tokens",
                          missing, t->num_tokens);
     return HDL_OK;
+}
+
+static void count_step(struct hdl_moe *m, struct moe_lane *lane)
+{
+    m->next++;
+    m->turn++;
+    lane->step++;
+}
+
+/*
+ * The failed check of tokens is a step all the same: the others learn of it instead of
+ * waiting for this rank, in dispatch and in combine.
+ */
+static enum hdl_status refuse(struct hdl_moe *m, struct moe_lane *lane,
+                              struct moe_gpu_call *call, const struct hdl_moe_tokens *t)
+{
+    enum { MOST = MOE_GPU_NO_DATA - 1 };
+    char text[BASE_DETAIL_BYTES];
+    memcpy(text, base_detail(), sizeof(text));
+    int64_t asked = t->num_tokens;
+    asked = asked < -1 ? -1 : asked > MOST ? MOST : asked;
+    if (asked >= 0 && asked <= m->config.shape.max_tokens)
+        asked += MOE_GPU_NO_DATA;
+    const struct moe_gpu_tokens tokens = {.num_tokens = (uint32_t)asked};
+    const struct moe_gpu_result result = {0};
+    call->active = NULL;
+    call->alone = true;
+    call->phase = MOE_GPU_SEND | MOE_GPU_RECV;
+    enum hdl_status status = moe_gpu_dispatch(m->link->gpu, call, &tokens, NULL);
+    call->phase = MOE_GPU_SEND;
+    if (status == HDL_OK && !m->config.opaque)
+        status = moe_gpu_combine(m->link->gpu, call, &result);
+    if (status != HDL_OK)
+        return status;
+    count_step(m, lane);
+    m->failed_steps++;
+    m->last_error = HDL_EINVAL;
+    m->error[0] = m->error[1] = m->error[2] = -1;
+    return base_fail(HDL_EINVAL, "%s", text);
 }
 
 static enum hdl_status open_dispatch(struct hdl_moe *m, struct hdl_moe_handle *handle,
@@ -150,8 +207,6 @@ enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
     enum hdl_status status = begin_call(m, phase, opts, &call);
     if (status == HDL_OK && sends)
         status = base_option_copy("hdl_moe_tokens", tokens, &t, sizeof(t));
-    if (status == HDL_OK && sends)
-        status = check_tokens(m, &t);
     if (status == HDL_OK && receives)
         status = base_option_copy("hdl_moe_received", received, &r, sizeof(r));
     if (status == HDL_OK && receives)
@@ -162,13 +217,13 @@ enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
     if (status != HDL_OK)
         return status;
     call.lane = lane->number;
+    if (sends && check_tokens(m, &t) != HDL_OK)
+        return refuse(m, lane, &call, &t);
     status = launch_dispatch(m, &call, &t, &r);
     if (status != HDL_OK)
         return status;
     if (sends) {
-        m->next++;
-        m->turn++;
-        lane->step++;
+        count_step(m, lane);
         lane->weighted = t.weights || (t.num_tokens == 0 && !t.num_tokens_at);
     }
     lane->phase = receives ? MOE_RECEIVED : MOE_SENT;

@@ -393,7 +393,7 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     for (uint32_t r = 0; r < g->geo.ranks; r++)
         a->base[r] = g->arena[r].address;
     a->geo = g->geo;
-    moe_gpu_lane_of(g, call->lane, call->active != NULL, &a->lane);
+    moe_gpu_lane_of(g, call, &a->lane);
     a->packets_magic = moe_gpu_magic(g->geo.packets);
     a->header_parts = (s->max_tokens * g->geo.packets + 31) / 32;
     a->row_accesses = (g->geo.row.pairs + 1) / 2;
@@ -412,6 +412,7 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     a->hidden = s->hidden;
     a->exact = g->config->exact;
     a->dp = s->dp;
+    a->says_source = s->dp > 1 && m->replicas > 1;
     a->expert_rows = g->geo.sources * s->max_tokens;
     a->timeout_ns = call->timeout_ns;
     a->holder_first = (const uint32_t *)g->tables;

@@ -79,6 +79,7 @@ struct moe_gpu_call {
     uint32_t lane;
     uint32_t phase;      /* MOE_GPU_SEND, MOE_GPU_RECV, or both */
     int32_t *active;     /* device [ranks], see struct hdl_moe_call; NULL = all */
+    bool alone;          /* counts on no other rank; instead of a mask */
     uint64_t timeout_ns; /* 0 = none */
     uint64_t trace;      /* device address for times of blocks, or 0 */
     struct gpu_stream *stream;

@@ -119,16 +119,18 @@ static uint64_t state_at(const struct moe_gpu *g, uint32_t lane)
     return g->lane_memory + lane * g->lane_bytes;
 }
 
-void moe_gpu_lane_of(const struct moe_gpu *g, uint32_t lane, bool masked,
+void moe_gpu_lane_of(const struct moe_gpu *g, const struct moe_gpu_call *call,
                      struct moe_gpu_lane *out)
 {
     struct lane_places p = place_lane(&g->geo);
-    uint64_t at = state_at(g, lane);
+    uint64_t at = state_at(g, call->lane);
     out->state = (struct moe_gpu_state *)at;
-    out->counted =
-        (const uint32_t *)(at + (masked ? offsetof(struct moe_gpu_state, mask)
-                                        : offsetof(struct moe_gpu_state, members)));
-    out->notice = (uint32_t *)&g->notice[lane];
+    out->counted = (const uint32_t *)(at +
+                                      (call->alone ? offsetof(struct moe_gpu_state, alone)
+                                       : call->active
+                                           ? offsetof(struct moe_gpu_state, mask)
+                                           : offsetof(struct moe_gpu_state, members)));
+    out->notice = (uint32_t *)&g->notice[call->lane];
     out->sent_rows = (uint32_t *)(at + p.sent_rows);
     out->sent_sums = (uint32_t *)(at + p.sent_sums);
     out->own_ranks = (uint32_t *)(at + p.own_ranks);
@@ -170,6 +172,7 @@ enum hdl_status moe_gpu_clear_error(struct moe_gpu *g, uint32_t lane)
 enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t generation,
                               uint32_t step)
 {
+    const uint32_t alone = UINT32_C(1) << g->rank;
     enum hdl_status s = put_tables(g);
     for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
         s = moe_gpu_set_step(g, lane, step);
@@ -177,6 +180,8 @@ enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t gene
             s = PUT_STATE(g, lane, generation, &generation);
         if (!s)
             s = PUT_STATE(g, lane, members, &members);
+        if (!s)
+            s = PUT_STATE(g, lane, alone, &alone);
     }
     return s ? s : moe_gpu_set_active(g, members);
 }

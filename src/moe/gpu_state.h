@@ -12,8 +12,8 @@ void moe_gpu_free_state(struct moe_gpu *gpu);
 
 /* Places of experts that the tables have room for. */
 uint32_t moe_gpu_table_slots(const struct moe_map *map);
-/* Addresses of a lane; `masked` = the call has a mask. */
-void moe_gpu_lane_of(const struct moe_gpu *gpu, uint32_t lane, bool masked,
+/* Addresses of a call's lane. */
+void moe_gpu_lane_of(const struct moe_gpu *gpu, const struct moe_gpu_call *call,
                      struct moe_gpu_lane *out);
 
 #endif

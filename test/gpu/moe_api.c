@@ -261,6 +261,54 @@ static void wrong_id(void)
     compare(&c, self.ranks);
 }
 
+/*
+ * Rank 0 is asked to send more tokens than there may be: the host sees it (its step fails
+ * at once, others lack what it would give), or the device does (it has none).
+ */
+static void too_many(bool host)
+{
+    struct gpu_case c = next_case();
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    const int64_t asked = c.opts.max_tokens + 9;
+    char text[80];
+    c.seed = host ? c.seed & ~1u : c.seed | 1;
+    c.tokens[0] = 0;
+    begin(&c, self.ranks);
+    struct arguments a = arguments_of(&c, 0);
+    struct hdl_moe_handle handle;
+    if (self.rank == 0 && host) {
+        a.tokens.num_tokens = asked;
+        CHECK(hdl_moe_dispatch(self.moe, &a.tokens, &a.received, &a.call, &handle) ==
+              HDL_EINVAL);
+        snprintf(text, sizeof(text), "%lld tokens, max_tokens %d", (long long)asked,
+                 c.opts.max_tokens);
+        CHECK(strstr(hdl_error_detail(), text));
+        CHECK(!self.cu->stream_sync(self.r->stream));
+    } else {
+        const int32_t tokens = (int32_t)asked;
+        if (self.rank == 0)
+            CHECK(!self.cu->copy_in((uint64_t)(uintptr_t)a.tokens.num_tokens_at, &tokens,
+                                    sizeof(tokens)) &&
+                  !self.cu->stream_sync(NULL));
+        fused(&c, 0);
+        compare(&c, host ? 0 : self.ranks);
+    }
+    meet();
+    c = next_case();
+    begin(&c, self.ranks);
+    OK(hdl_moe_status(self.moe, &state));
+    CHECK(state.last_error == (self.rank == 0 ? HDL_EINVAL : HDL_EPEER));
+    CHECK(state.error_value == (self.rank || host ? -1 : asked));
+    if (self.rank != 0) {
+        snprintf(text, sizeof(text),
+                 "rank 0 refused an earlier dispatch: num_tokens %lld exceeds",
+                 (long long)asked);
+        CHECK(strstr(hdl_error_detail(), text));
+    }
+    fused(&c, 0);
+    compare(&c, self.ranks);
+}
+
 /* The last rank comes too late for the others, which go on; then all are right again. */
 static void late_rank(void)
 {
@@ -335,7 +383,7 @@ static int close_rank(void)
 {
     struct hdl_moe_state state = {.size = sizeof(state)};
     OK(hdl_moe_status(self.moe, &state));
-    CHECK(state.generation == 2 && state.failed_steps <= 1);
+    CHECK(state.generation == 2 && state.failed_steps <= 3);
     meet();
     gpu_leave(&self.r->gpu->device);
     gpu_free(&self.r->gpu->device, self.active);
@@ -367,7 +415,9 @@ static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
         plain_steps(8);
         say("whole and in phases, on both lanes");
         wrong_id();
-        say("a wrong id told");
+        too_many(true);
+        too_many(false);
+        say("a wrong id and too many tokens told");
         late_rank();
         plain_steps(4);
         say("a late rank passed over and taken back");

@@ -139,13 +139,13 @@ static void random_step(struct gpu_case *c, uint64_t *seed)
         c->tokens[r] =
             (gpu_random(seed) & 1) ? M : (uint32_t)(gpu_random(seed) % (M + 1));
     c->late = c->opts.late_weights ? (uint32_t)gpu_random(seed) : 0;
-    /* A DP group has the same tokens, and ranks do not mask parts of one. */
+    /* A DP group has the same tokens. */
     uint32_t dp = (uint32_t)c->opts.dp_size;
     for (uint32_t r = 0; r < c->ranks; r++) {
         c->tokens[r] = c->tokens[r / dp * dp];
         c->late = (c->late & ~(1u << r)) | (c->late >> r / dp * dp & 1) << r;
     }
-    bool masks = (gpu_random(seed) & 3) == 0 && dp == 1;
+    bool masks = (gpu_random(seed) & (dp > 1 ? 1 : 3)) == 0;
     for (uint32_t r = 0; r < c->ranks; r++)
         c->masked[r] =
             masks ? (uint32_t)(gpu_random(seed) & gpu_random(seed)) & ~(1u << r) : 0;
