@@ -682,8 +682,8 @@ enum hdl_moe_wire {
  *   - work of one lane goes to streams in the order of its calls, dispatch before combine
  *   - who did not come is found in hdl_moe_call.active, hdl_moe_result.missing and
  *     hdl_moe_status; the status of the call cannot say so
- *   - ids out of range act as -1, T > M as T = 0: hdl_moe_status names the first offence,
- *     and the next dispatch returns HDL_EINVAL with it, once, having done nothing
+ *   - ids out of range act as -1, T > M as T = 0: hdl_moe_status or the next dispatch,
+ *     which then does nothing, names the first offence once, also a peer's (HDL_EPEER)
  */
 enum hdl_moe_memory { HDL_MOE_HOST = 0, HDL_MOE_CUDA };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Combine for small batches: weighted sums cross once as packed lines and are added here.
  */
-#include "moe/device_give.cuh"
+#include "moe/device_wire.cuh"
 
 /*
  * Some blocks work for this rank as a holder: for the tokens of every rank, a group of
@@ -14,7 +14,7 @@
  * Nothing is shared between the groups, and no barrier lies between sending and
  * receiving.
  */
-enum { AT_ONCE = 4, TAKE_MOST = 2, POLLS = 64 };
+enum { AT_ONCE = 4, TAKE_MOST = 2, TAKE_WIRE = 0, POLLS = 64 };
 
 MOE_DEVICE uint32_t *lost_ranks(const moe_gpu_args &a)
 {
@@ -286,33 +286,116 @@ MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t token
     return lost | 1u << place;
 }
 
-/* The same until it is done; returns the places that these accesses lack. What is added
+/* Units of a contribution on another wire. */
+MOE_DEVICE uint32_t units_of_part(const moe_gpu_args &a)
+{
+    return (a.geo.part_elements + UNIT - 1) / UNIT;
+}
+
+/* A unit of an own token on another wire, 8 elements a lane; else as take_accesses. */
+template <int TYPE, bool APART>
+MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
+                          uint32_t unit, uint32_t places, float weight, bool stores)
+{
+    typedef element<TYPE> e;
+    const uint32_t lane = threadIdx.x & 31, number = unit / units_of_part(a);
+    const uint32_t base = (unit - number * units_of_part(a)) * UNIT, at = base + lane * 8;
+    const uint32_t bytes = a.geo.give.data_bytes;
+    const wire_part p = part_of(a, number);
+    if (base >= p.count)
+        return true;
+    const unsigned char *part = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
+                                (uint64_t)number * PART_BYTES;
+    if (!await_lines(a, part, lines_of(a, p, base), v.tag, places, POLLS))
+        return false;
+    float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+#pragma unroll 1
+    for (; places; places &= places - 1) {
+        const uint32_t place = __ffs(places) - 1;
+        const float w = APART ? __shfl_sync(ALL_LANES, weight, place) : 0.0f;
+        if (at >= p.count)
+            continue;
+        float x[8];
+        read_wire(a, part + place * (uint64_t)a.geo.give.stride, p, at, x);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            acc[i] = APART ? __fmaf_rn(w, x[i], acc[i]) : __fadd_rn(acc[i], x[i]);
+    }
+    unsigned char *row = (unsigned char *)a.result + (uint64_t)token * bytes;
+#pragma unroll
+    for (int i = 0; i < 8; i += e::COUNT) {
+        const uint32_t to = (p.first + at + i) * e::BYTES;
+        if (!stores || at >= p.count || to >= bytes)
+            continue;
+        if (a.wide) {
+            add_rest<TYPE, true>(a, token, to, false, acc + i);
+            store_part<true>(row, to, bytes, e::pack(acc + i), false);
+        } else {
+            add_rest<TYPE, false>(a, token, to, false, acc + i);
+            store_part<false>(row, to, bytes, e::pack(acc + i), false);
+        }
+    }
+    return true;
+}
+
+/* The same until it is done; returns the places that the unit lacks. */
+template <int TYPE, bool APART>
+MOE_DEVICE uint32_t take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token,
+                                     uint32_t unit, const expectation &x)
+{
+    const uint32_t first = unit / units_of_part(a) * MOE_GPU_PART_MOST;
+    uint32_t lost = 0, looks = 0;
+    v.tag.kind |= APART ? TAG_APART : 0;
+#pragma unroll 1
+    while (!take_unit<TYPE, APART>(a, v, token, unit, x.places & ~lost, x.weight,
+                                   !lost || a.accumulate)) {
+#pragma unroll 1
+        for (uint32_t n = first; n < min(first + MOE_GPU_PART_MOST, a.give_accesses); n++)
+            lost |= look_around<TYPE, false, APART>(a, v, token, n, x.places & ~lost,
+                                                    x.entry, looks);
+        looks++;
+    }
+    return lost;
+}
+
+/* As above, for rows of their own type. What is added
  * to the old output cannot be done again without this column's loss. */
 template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE uint32_t take_surely(const moe_gpu_args &a, step_view v, uint32_t token,
                                 uint32_t first, uint32_t stride, const expectation &x)
 {
-    const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
-    uint32_t lost = 0, looks = 0;
-    v.tag.kind |= APART ? TAG_APART : 0;
+    if constexpr (TAKE == TAKE_WIRE) {
+        return take_unit_surely<TYPE, APART>(a, v, token, first, x);
+    } else {
+        const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
+        uint32_t lost = 0, looks = 0;
+        v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-    while (!take_accesses<TYPE, WIDE, TAKE, APART>(a, v, token, f, x.places & ~lost,
-                                                   x.weight, !lost || a.accumulate)) {
+        while (!take_accesses<TYPE, WIDE, TAKE, APART>(a, v, token, f, x.places & ~lost,
+                                                       x.weight, !lost || a.accumulate)) {
 #pragma unroll 1
-        for (uint32_t n = 0; n < TAKE; n++)
-            if (first + n * stride < a.give_accesses)
-                lost |= look_around<TYPE, WIDE, APART>(a, v, token, first + n * stride,
+            for (uint32_t n = 0; n < TAKE; n++)
+                if (first + n * stride < a.give_accesses)
+                    lost |=
+                        look_around<TYPE, WIDE, APART>(a, v, token, first + n * stride,
                                                        x.places & ~lost, x.entry, looks);
-        looks++;
+            looks++;
+        }
+        return lost;
     }
-    return lost;
+}
+
+/* What the warps of an own token divide among them: accesses, or units. */
+template <int TAKE> MOE_DEVICE uint32_t takes_of(const moe_gpu_args &a)
+{
+    return TAKE == TAKE_WIRE ? a.geo.parts * units_of_part(a) : a.give_accesses;
 }
 
 /*
  * Own tokens of which a contribution is missing are done again without it, so that all
  * columns of a row lack the same. What has not come by now does not come.
  */
-template <int TYPE, bool WIDE, bool APART>
+template <int TYPE, bool WIDE, int ONE, bool APART>
 MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
 {
     const uint32_t warp = threadIdx.x / WARP, stride = WARPS * a.plan.take_slices;
@@ -326,8 +409,9 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
             expectation x = expect<APART>(a, t);
             x.places &= ~without;
             for (uint32_t c = take_slice(a) * WARPS + warp;
-                 without && c < a.give_accesses; c += stride) {
-                uint32_t more = take_surely<TYPE, WIDE, 1, APART>(a, v, t, c, stride, x);
+                 without && c < takes_of<ONE>(a); c += stride) {
+                uint32_t more =
+                    take_surely<TYPE, WIDE, ONE, APART>(a, v, t, c, stride, x);
                 if (more && (threadIdx.x & 31) == 0)
                     atomicOr(&lost_ranks(a)[i], more);
                 again |= more != 0;
@@ -351,8 +435,8 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
         const expectation x = expect<APART>(a, t);
         uint32_t gone = x.gone;
 #pragma unroll 1
-        for (uint32_t c = take_slice(a) * WARPS + warp; c < a.give_accesses;
-             c += TAKE * stride)
+        for (uint32_t c = take_slice(a) * WARPS + warp; c < takes_of<TAKE>(a);
+             c += (TAKE == TAKE_WIRE ? 1 : TAKE) * stride)
             gone |= take_surely<TYPE, WIDE, TAKE, APART>(a, v, t, c, stride, x);
         if (gone && (threadIdx.x & 31) == 0)
             atomicOr(&lost_ranks(a)[turns], gone);
@@ -364,13 +448,15 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     if (threadIdx.x == 0)
         note_incomplete(a, v, 1);
     if (!a.accumulate)
-        redo_tokens<TYPE, WIDE, APART>(a, v, turns);
+        redo_tokens<TYPE, WIDE, TAKE == TAKE_WIRE ? TAKE_WIRE : 1, APART>(a, v, turns);
     for (uint32_t i = threadIdx.x; a.missing && i < turns; i += THREADS)
         if (lost_ranks(a)[i])
             a.missing[take_class(a) + i * a.plan.take_classes] = 1;
 }
 
-template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
+/* WIRE: contributions are of another type, and rows of any alignment. */
+template <int TYPE, bool WIDE, bool WIRE = false>
+MOE_DEVICE void combine(const moe_gpu_args &a)
 {
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
     trace(a, TRACE_BEGIN);
@@ -389,8 +475,14 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
     if (a.geo.keeps && (a.phase & MOE_GPU_SEND))
         give_weights(a, v);
     uint32_t used = 0;
-    if (is_sender(a))
-        send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
+    if (is_sender(a)) {
+        if (WIRE)
+            give_wire<TYPE>(a, v, tokens, &used);
+        else
+            send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
+        if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1)
+            send_drops(a, v);
+    }
     trace(a, 5);
     if (a.says_source && is_receiver(a)) {
         if (threadIdx.x < WARP)
@@ -401,7 +493,9 @@ template <int TYPE, bool WIDE> MOE_DEVICE void combine(const moe_gpu_args &a)
     if (!is_receiver(a))
         ;
     else if (a.geo.keeps && wants_apart(a, a.rank, a.lane.state->unweighted))
-        receive_all<TYPE, WIDE, TAKE_MOST, true>(a, v);
+        receive_all<TYPE, WIDE, WIRE ? TAKE_WIRE : TAKE_MOST, true>(a, v);
+    else if (WIRE)
+        receive_all<TYPE, WIDE, TAKE_WIRE, false>(a, v);
     else if (a.give_accesses <= WARPS * a.plan.take_slices)
         receive_all<TYPE, WIDE, 1, false>(a, v);
     else
@@ -418,3 +512,6 @@ MOE_KERNEL(moe_combine_f32, THREADS, combine<MOE_GPU_F32, false>)
 MOE_KERNEL(moe_combine_bf16_wide, THREADS, combine<MOE_GPU_BF16, true>)
 MOE_KERNEL(moe_combine_f16_wide, THREADS, combine<MOE_GPU_F16, true>)
 MOE_KERNEL(moe_combine_f32_wide, THREADS, combine<MOE_GPU_F32, true>)
+MOE_KERNEL(moe_combine_bf16_wire, THREADS, combine<MOE_GPU_BF16, false, true>)
+MOE_KERNEL(moe_combine_f16_wire, THREADS, combine<MOE_GPU_F16, false, true>)
+MOE_KERNEL(moe_combine_f32_wire, THREADS, combine<MOE_GPU_F32, false, true>)

@@ -26,9 +26,9 @@ struct item_rows {
 
 struct block_state {
     uint32_t tokens[MOE_GPU_MAX_RANKS]; /* T of each source */
-    uint8_t listen[MOE_GPU_MAX_RANKS];  /* the member of each DP group, if there are any */
-    uint32_t listened;                  /* of these, who has rows for this rank */
-    uint32_t unweighted;                /* sources whose weights come with combine */
+    uint8_t listen[MOE_GPU_MAX_RANKS]; /* the member of each DP group, if there are any */
+    uint32_t listened;                 /* of these, who has rows for this rank */
+    uint32_t unweighted;               /* sources whose weights come with combine */
     uint32_t stage_lock;
     item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
 };

@@ -490,9 +490,12 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
         give<TYPE, WIDE, 1, false>(a, v, w, tokens, c, used);
     else
         give<TYPE, WIDE, MOE_GPU_PART_MOST, false>(a, v, w, tokens, c, used);
-    if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1)
-        send_drops(a, v);
 }
+
+template <int TYPE>
+MOE_DEVICE void give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
+                               uint32_t token, uint32_t first, uint32_t stride,
+                               uint32_t *used);
 
 /* The weight of an entry of a contribution whose owner's weights come with combine; false
  * = it has not come. */
@@ -521,6 +524,7 @@ MOE_DEVICE bool give_plainly(const moe_gpu_args &a, step_view v, uint32_t to,
     const bool apart = a.geo.keeps && wants_apart(a, to, unweighted);
     const bool dropped = entries[0].row == MOE_GPU_DROPPED_ROW;
     const bool late = !apart && !dropped && (unweighted >> to & 1);
+    const uint32_t owner = a.dp == 1 ? to : a.lane.state->rows_from[to];
     const bool raw = apart || rows_are_sums(a);
     unsigned char *out = (unsigned char *)a.base[to] + v.half +
                          moe_gpu_take(&a.geo, token, apart ? 0 : a.rank) + lane * 16;
@@ -538,8 +542,8 @@ MOE_DEVICE bool give_plainly(const moe_gpu_args &a, step_view v, uint32_t to,
         for (uint32_t i = 0; i < a.geo.top_k && entries[i].row != MOE_GPU_NO_ROW; i++) {
             float weight = entries[i].weight;
             const uint32_t position = __float_as_uint(weight);
-            if (late &&
-                !__all_sync(ALL_LANES, late_weight(a, v, to, token, position, &weight)))
+            if (late && !__all_sync(ALL_LANES,
+                                    late_weight(a, v, owner, token, position, &weight)))
                 return false;
             if (!dropped)
                 row = load_vector<WIDE>((const unsigned char *)a.expert_out +
@@ -567,6 +571,9 @@ MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
 {
     const uint32_t step = a.plan.give_classes;
     const uint32_t first = number >> log_of(a.plan.give_slices);
+    uint32_t used = 0;
+    bulk_wait<0>(); /* of the ring that another wire uses */
+    __syncwarp();
     for (uint32_t i = 0; first < step && i < a.geo.ranks; i++) {
         const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
         uint32_t *sent = a.lane.sent_sums + to * a.geo.max_tokens;
@@ -575,7 +582,11 @@ MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
             const bool open = mine < n && load_word(sent + mine) != v.step;
             for (uint32_t rest = __ballot_sync(ALL_LANES, open); rest; rest &= rest - 1) {
                 const uint32_t t = base + (__ffs(rest) - 1) * step;
-                if (claim(sent + t, v.step) && !give_plainly<TYPE, WIDE>(a, v, to, t))
+                if (!claim(sent + t, v.step))
+                    continue;
+                if (a.wire != MOE_GPU_WIRE_ROW)
+                    give_wire_item<TYPE>(a, v, to, t, 0, 1, &used);
+                else if (!give_plainly<TYPE, WIDE>(a, v, to, t))
                     sent[t] = v.step - 1;
             }
         }
@@ -589,12 +600,14 @@ MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
 template <int TYPE, bool WIDE>
 MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
 {
-    bool weights = sends_weights(a);
+    bool first = true;
     for (uint32_t base = 0; base < gridDim.x; base += WARP)
         for (uint32_t rest = idle_blocks(a, v, 1, base); rest; rest &= rest - 1) {
-            if (weights)
+            if (first)
+                send_drops(a, v);
+            if (first && sends_weights(a))
                 send_weights(a, v, 0, 1);
-            weights = false;
+            first = false;
             send_for<TYPE, WIDE>(a, v, number_of(a, base + __ffs(rest) - 1));
         }
 }

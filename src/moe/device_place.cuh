@@ -100,8 +100,8 @@ MOE_COLD bool give_up_source(const moe_gpu_args &a, step_view v, uint32_t source
 }
 
 /* The member of each DP group that has rows for this rank, by a warp: the first in turn
- * that came and finds nobody before it (moe_dp_member), `sign` by lane. Behind one that is
- * missed nobody is looked for: blocks may differ in when they missed it. */
+ * that came and finds nobody before it (moe_dp_member), `sign` by lane. Behind one that
+ * is missed nobody is looked for: blocks may differ in when they missed it. */
 MOE_DEVICE void choose_members(const moe_gpu_args &a, uint32_t came, uint4 sign)
 {
     const uint32_t source = threadIdx.x & 31, counted = counted_ranks(a);
@@ -109,8 +109,8 @@ MOE_DEVICE void choose_members(const moe_gpu_args &a, uint32_t came, uint4 sign)
     uint32_t listen = source * a.dp + a.rank % a.dp, found = 0;
     bool over = source >= a.geo.sources;
     for (uint32_t i = 0; i < a.dp; i++) {
-        const uint32_t member = min(source, a.geo.sources - 1) * a.dp +
-                                (a.rank + i) % a.dp;
+        const uint32_t member =
+            min(source, a.geo.sources - 1) * a.dp + (a.rank + i) % a.dp;
         const uint32_t its = __shfl_sync(ALL_LANES, counts, member);
         if (over || (counted >> member & 1) == 0)
             continue;

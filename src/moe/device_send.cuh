@@ -314,14 +314,14 @@ MOE_DEVICE void stage_row(const moe_gpu_args &a, step_view v, uint32_t token,
     bulk_fence();
 }
 
-/* A warp puts the weights of a token behind its row. */
+/* A warp puts the weights of a token behind its row; 0 if they come with combine. */
 MOE_DEVICE void stage_weights(const moe_gpu_args &a, const float *weights,
                               unsigned char *stage)
 {
 #pragma unroll 1
     for (uint32_t j = threadIdx.x & 31; j < a.geo.top_k; j += WARP)
         *(float *)(stage + packed_offset((a.geo.row.weight_at + j * 4) & ~7u) +
-                   (j & 1) * 4) = weights[j];
+                   (j & 1) * 4) = weights ? weights[j] : 0.0f;
     bulk_fence();
 }
 
@@ -357,6 +357,8 @@ MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
     stage_row<IN, WIDE>(a, v, token, &ahead, NO_TOKEN, stage, lane, WARP);
     if (a.in_weights)
         stage_weights(a, a.in_weights + token * a.geo.top_k, stage);
+    else
+        stage_weights(a, NULL, stage);
     __syncwarp();
     store_row(a, v, token, ranks, stage);
     bulk_wait<0>();

@@ -7,13 +7,13 @@
 #include "moe/device_line.cuh"
 
 /*
- * A source's sign: {step, generation << 2 | SIGN_ bits, tokens, the ranks it counts on} in
- * one 16 B store. One that refuses its call has no tokens, and in place of the ranks what
- * it was asked to send. All blocks of a rank must agree whether a source came, though they
- * look at different times. Who gives up on a source therefore first says so ("maybe"),
- * then looks once more, and writes what it saw. Who has seen the packet looks at that word
- * afterwards: if it is unset, then the other's second look comes later and sees the packet
- * too.
+ * A source's sign: {step, generation << 2 | SIGN_ bits, tokens, the ranks it counts on}
+ * in one 16 B store. One that refuses its call has no tokens, and in place of the ranks
+ * what it was asked to send. All blocks of a rank must agree whether a source came,
+ * though they look at different times. Who gives up on a source therefore first says so
+ * ("maybe"), then looks once more, and writes what it saw. Who has seen the packet looks
+ * at that word afterwards: if it is unset, then the other's second look comes later and
+ * sees the packet too.
  */
 enum { SOURCE_MAYBE = 1, SOURCE_CAME = 2, SOURCE_MISSING = 3 };
 enum : uint32_t {

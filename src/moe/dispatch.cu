@@ -342,8 +342,7 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
         return;
     const uint32_t from = a.dp == 1 ? r : source_rank(a, r / a.dp);
     const bool counted = counted_ranks(a) >> r & 1;
-    const bool came =
-        counted && (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME);
+    const bool came = counted && (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME);
     const uint32_t all = __activemask();
     const uint32_t unweighted = __ballot_sync(all, b.unweighted >> from & 1);
     const uint32_t served = __ballot_sync(all, came) & listened_ranks(a);

@@ -79,6 +79,9 @@ enum { MOE_GPU_3D = 0, MOE_GPU_FLAT = 1, MOE_GPU_RANK_MAJOR = 2, MOE_GPU_INDEXED
 /* Equal to enum hdl_moe_format. */
 enum { MOE_GPU_PLAIN = 0, MOE_GPU_FP8 = 1, MOE_GPU_POW2 = 2, MOE_GPU_UE8M0 = 3 };
 
+/* Contributions of combine; equal to enum hdl_moe_wire. */
+enum { MOE_GPU_WIRE_ROW = 0, MOE_GPU_WIRE_F32 = 1, MOE_GPU_WIRE_FP8 = 2 };
+
 /* Element types of rows that kernels compute with. */
 enum { MOE_GPU_BYTES = 0, MOE_GPU_BF16 = 1, MOE_GPU_F16 = 2, MOE_GPU_F32 = 3 };
 
@@ -122,7 +125,9 @@ struct moe_gpu_geometry {
         weight_packets;     /* of a token's weights that come with combine; 0 = none do */
     uint32_t keeps;         /* positions of experts matter: exact sums, late weights */
     struct moe_gpu_row row; /* of dispatch */
-    struct moe_gpu_row give;                                           /* of combine */
+    struct moe_gpu_row give; /* of combine; data_bytes are those of a row */
+    uint32_t parts;          /* on another wire: of a contribution */
+    uint32_t part_elements;
     uint64_t sign_at, drop_at, header_at, weight_at, slot_at, take_at; /* in a half */
     uint64_t half_bytes;
     uint64_t total_bytes;
@@ -165,8 +170,9 @@ struct moe_gpu_plan {
 };
 
 struct moe_gpu_error {
-    uint64_t first; /* lowest offence: (token * k + position, or MOE_GPU_PEER_ERROR | rank)
-                       << 8 | kind, ~0 = none */
+    uint64_t
+        first; /* lowest offence: (token * k + position, or MOE_GPU_PEER_ERROR | rank)
+                  << 8 | kind, ~0 = none */
     int64_t value;
 };
 
@@ -185,7 +191,8 @@ struct moe_gpu_state {
     uint32_t unserved;    /* ranks for whose tokens nothing came */
     uint32_t own_mask;    /* the ranks that the step's dispatch counted on */
     uint32_t same_routes; /* of combine: holders that chose replicas by the same mask */
-    uint32_t mask_of[MOE_GPU_MAX_RANKS]; /* if says_source: by which a rank's were chosen */
+    uint32_t
+        mask_of[MOE_GPU_MAX_RANKS]; /* if says_source: by which a rank's were chosen */
     uint32_t incomplete_calls;
     uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
@@ -295,6 +302,8 @@ struct moe_gpu_args {
     const void *bias[2];
     uint8_t *missing; /* [T] */
     uint32_t accumulate;
+    uint32_t wire;   /* MOE_GPU_WIRE_ */
+    uint32_t wide;   /* on another wire: rows are aligned */
     uint64_t *trace; /* [grid][TRACE_POINTS] nanoseconds, or NULL */
 };
 

@@ -30,6 +30,25 @@ static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales
     row->stride = row->pairs * MOE_GPU_PAIR;
 }
 
+/* Contributions on another wire are in parts, each in lines of its own: see
+ * device_wire.cuh. */
+static void wire_geometry(const struct moe_config *c, struct moe_gpu_geometry *g)
+{
+    const uint32_t hidden = c->shape.hidden, part_pairs = 2 * MOE_GPU_PART_MOST;
+    const bool fp8 = c->wire == HDL_MOE_WIRE_FP8;
+    row_geometry(&g->give, (uint64_t)hidden * c->shape.take_elem, 0, 0);
+    if (c->opaque || c->wire == HDL_MOE_WIRE_ROW)
+        return;
+    const uint32_t room = part_pairs * MOE_GPU_PAIR_DATA, group = MOE_SCALE_GROUP + 4;
+    g->part_elements = fp8 ? room / group * MOE_SCALE_GROUP : room / 4;
+    g->parts = (hidden + g->part_elements - 1) / g->part_elements;
+    const uint32_t rest = hidden - (g->parts - 1) * g->part_elements;
+    g->give.pairs =
+        (g->parts - 1) * part_pairs + moe_gpu_pairs(fp8 ? moe_scale_groups(rest) * group
+                                                        : rest * (uint32_t)sizeof(float));
+    g->give.stride = g->give.pairs * MOE_GPU_PAIR;
+}
+
 /* Whether positions of experts matter beyond dispatch. */
 static bool keeps_positions(const struct moe_config *c)
 {
@@ -47,9 +66,11 @@ static enum hdl_status check_supported(const struct moe_config *c)
     if (keeps_positions(c) && s->top_k > 32)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no %s with top_k %u",
                          c->exact ? "exact sums" : "late_weights", s->top_k);
-    if (!c->opaque && c->wire != HDL_MOE_WIRE_ROW)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no combine_wire %d",
-                         (int)c->wire);
+    if (!c->opaque && c->wire == HDL_MOE_WIRE_FP8 && s->late_weights && s->dp > 1)
+        return base_fail(HDL_ENOTSUP,
+                         "GPU kernels have no combine_wire FP8 with late_weights and "
+                         "dp_size %u",
+                         s->dp);
     if (c->protocol != HDL_MOE_AUTO && c->protocol != HDL_MOE_LL)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no protocol %d",
                          (int)c->protocol);
@@ -77,7 +98,7 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->token_words = (s->max_tokens + 31) / 32;
     row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
                  (uint64_t)g->top_k_pad * 4);
-    row_geometry(&g->give, (uint64_t)s->hidden * s->give_elem, s->give_scales, 0);
+    wire_geometry(c, g);
     g->packets = (s->top_k + MOE_GPU_PACKET_SLOTS - 1) / MOE_GPU_PACKET_SLOTS;
     uint64_t pairs = (uint64_t)s->ranks * s->max_tokens;
     g->sign_at = 0;
@@ -103,6 +124,11 @@ static const char *dispatch_name(const struct moe_config *c)
     return c->dtype == HDL_F32   ? "moe_dispatch_f32"
            : c->dtype == HDL_F16 ? "moe_dispatch_f16"
                                  : "moe_dispatch_bf16";
+}
+
+static bool has_wire(const struct moe_config *c)
+{
+    return c->wire != HDL_MOE_WIRE_ROW;
 }
 
 static const char *combine_name(const struct moe_config *c)
@@ -275,9 +301,12 @@ enum hdl_status moe_gpu_fit(struct moe_gpu *g)
     if (s || g->config->opaque)
         return s;
     bytes = most_shared(g, true);
-    s = find_kernel(g, combine_name(g->config), "", bytes, &g->combine[0]);
-    return s ? s
-             : find_kernel(g, combine_name(g->config), "_wide", bytes, &g->combine[1]);
+    const char *name = combine_name(g->config);
+    const char *suffix[2] = {"", "_wide"};
+    if (has_wire(g->config))
+        suffix[0] = suffix[1] = "_wire";
+    s = find_kernel(g, name, suffix[0], bytes, &g->combine[0]);
+    return s ? s : find_kernel(g, name, suffix[1], bytes, &g->combine[1]);
 }
 
 enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,
@@ -515,9 +544,11 @@ enum hdl_status moe_gpu_combine(struct moe_gpu *g, const struct moe_gpu_call *ca
     a.missing = result->missing;
     a.accumulate = result->accumulate;
     a.in_weights = result->weights;
+    a.wire = (uint32_t)g->config->wire;
     bool wide = is_wide(result->expert_out, g->geo.give.data_bytes) &&
                 is_wide(result->rows, 0) && is_wide(result->bias[0], 0) &&
                 is_wide(result->bias[1], 0);
+    a.wide = wide;
     struct moe_gpu_plan p = combine_plan(g, call->phase);
     a.plan = p;
     share_give(g, &a);

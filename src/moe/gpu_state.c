@@ -125,11 +125,11 @@ void moe_gpu_lane_of(const struct moe_gpu *g, const struct moe_gpu_call *call,
     struct lane_places p = place_lane(&g->geo);
     uint64_t at = state_at(g, call->lane);
     out->state = (struct moe_gpu_state *)at;
-    out->counted = (const uint32_t *)(at +
-                                      (call->alone ? offsetof(struct moe_gpu_state, alone)
-                                       : call->active
-                                           ? offsetof(struct moe_gpu_state, mask)
-                                           : offsetof(struct moe_gpu_state, members)));
+    out->counted =
+        (const uint32_t *)(at + (call->alone ? offsetof(struct moe_gpu_state, alone)
+                                 : call->active
+                                     ? offsetof(struct moe_gpu_state, mask)
+                                     : offsetof(struct moe_gpu_state, members)));
     out->notice = (uint32_t *)&g->notice[call->lane];
     out->sent_rows = (uint32_t *)(at + p.sent_rows);
     out->sent_sums = (uint32_t *)(at + p.sent_sums);

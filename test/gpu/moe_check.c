@@ -47,6 +47,9 @@ static void random_types(struct hdl_moe_opts *o, uint64_t *seed)
     }
     if (o->dtype == HDL_F8E4M3)
         o->combine_dtype = PICK(seed, HDL_BF16, HDL_F16, HDL_F32);
+    if (o->dtype != HDL_U8)
+        o->combine_wire = PICK(seed, HDL_MOE_WIRE_ROW, HDL_MOE_WIRE_ROW, HDL_MOE_WIRE_F32,
+                               HDL_MOE_WIRE_FP8);
 }
 
 /* Every expert on one rank or several, a rank with few or none. */
@@ -120,7 +123,8 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
     if (o->dtype == HDL_U8 || o->layout == HDL_MOE_RANK_MAJOR || o->top_k > 32)
         return;
     o->exact = (gpu_random(seed) & 3) == 0;
-    o->late_weights = gpu_random(seed) & 1;
+    o->late_weights = (gpu_random(seed) & 1) &&
+                      !(o->combine_wire == HDL_MOE_WIRE_FP8 && o->dp_size > 1);
 }
 
 static void random_step(struct gpu_case *c, uint64_t *seed)
@@ -207,19 +211,20 @@ static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t numbe
         random_step(&c, seed);
         int differ = run_step(w, &c, step, seed);
         if (differ)
-            fprintf(
-                stderr,
-                "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
-                "align %d dtype %d format %d combine %d routing %d special %d wide %d "
-                "blocks %u dp %d map %d exact %d late %x lanes %d masked %x %x: %d "
-                "buffers "
-                "differ\n",
-                placements[how], number, step, c.ranks, c.opts.hidden, c.opts.max_tokens,
-                c.opts.top_k, c.opts.num_experts, (int)c.opts.layout, c.opts.align,
-                (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
-                c.routing, c.special, c.wide_values, w->rank[0].gpu->blocks,
-                c.opts.dp_size, c.map_ids != NULL, c.opts.exact, c.late, c.opts.lanes,
-                c.masked[0], c.masked[1], differ);
+            fprintf(stderr,
+                    "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
+                    "align %d dtype %d format %d combine %d wire %d routing %d special "
+                    "%d wide %d "
+                    "blocks %u dp %d map %d exact %d late %x lanes %d masked %x %x: %d "
+                    "buffers "
+                    "differ\n",
+                    placements[how], number, step, c.ranks, c.opts.hidden,
+                    c.opts.max_tokens, c.opts.top_k, c.opts.num_experts,
+                    (int)c.opts.layout, c.opts.align, (int)c.opts.dtype,
+                    (int)c.opts.format, (int)c.opts.combine_dtype,
+                    (int)c.opts.combine_wire, c.routing, c.special, c.wide_values,
+                    w->rank[0].gpu->blocks, c.opts.dp_size, c.map_ids != NULL,
+                    c.opts.exact, c.late, c.opts.lanes, c.masked[0], c.masked[1], differ);
         bad += differ != 0;
     }
     gpu_world_close(w);

@@ -91,8 +91,13 @@ static void test_gpu_options(void **state)
     p.top_k = 33;
     refuse_gpu(p, "exact sums with top_k 33");
     p = o;
-    p.combine_wire = HDL_MOE_WIRE_F32;
-    refuse_gpu(p, "combine_wire 1");
+    p.combine_wire = HDL_MOE_WIRE_FP8; /* 4 parts of 14 scales: 8,192 B a contribution */
+    assert_int_equal(hdl_moe_size_hint(&p, 4, &s), HDL_OK);
+    rows = 2 * 2 * 4 * 128 * (size_t)(7936 + 8192);
+    assert_true(s.arena_bytes > rows && s.arena_bytes < rows / 50 * 51);
+    p.late_weights = true;
+    p.dp_size = 2;
+    refuse_gpu(p, "combine_wire FP8 with late_weights and dp_size 2");
     p = o;
     p.protocol = HDL_MOE_BULK;
     refuse_gpu(p, "protocol 3");
