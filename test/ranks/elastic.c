@@ -2,11 +2,11 @@
 /*
  * Ranks join, leave, come back and are replaced while the others go on.
  *
- *     elastic grow      founders 0 and 1 loop; 2, then 3 are admitted from another
- * thread, at random moments elastic together  all members call admit at the same place:
- * that is the boundary elastic remove    rank 1, then 3 are removed as planned and come
- * back in place elastic replace   rank 1 is killed while all loop; a new process takes
- * its place elastic alone     a joiner works over itself, wrong identities are refused
+ *     elastic grow      founders 0 and 1 loop; another thread admits 2, then 3, at random
+ *     elastic together  all members call admit at the same place: that is the boundary
+ *     elastic remove    rank 1, then 3 are removed as planned and come back in place
+ *     elastic replace   rank 1 is killed while all loop; a new process takes its place
+ *     elastic alone     a joiner works over itself, wrong identities are refused
  *     elastic cycles    leave and join, 10 times, with a callback for each view
  *     elastic gone      a rank is removed as planned and exits at once, several times
  */
