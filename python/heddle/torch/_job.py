@@ -105,7 +105,7 @@ def _interface(store: Any) -> str | None:
         return None
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return "127.0.0.1" if getattr(store, "host", "") in ("localhost", "127.0.0.1", "::1") else None
+    return "lo" if getattr(store, "host", "") in ("localhost", "127.0.0.1", "::1") else None
 
 
 class Job:
