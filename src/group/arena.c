@@ -86,6 +86,19 @@ enum hdl_status group_agree(struct hdl_group *group, enum hdl_status own,
                                      base_status_name((enum hdl_status)all));
 }
 
+enum hdl_status group_decline(struct hdl_group *group, const char *what)
+{
+    /* Refused for its arguments, so that the others are told. */
+    enum hdl_status status = hdl_allgather(group, NULL, NULL, 1, HDL_U8, NULL, NULL);
+    (void)status;
+    return base_fail(HDL_ENOMEM, "%s: no memory to take part", what);
+}
+
+enum hdl_status group_told(enum hdl_status status)
+{
+    return status == HDL_EINVAL ? HDL_EPEER : status;
+}
+
 static enum hdl_status exchange(struct group_arena *arena, size_t bytes,
                                 struct arena_note *mine, struct arena_note *notes)
 {
@@ -93,7 +106,7 @@ static enum hdl_status exchange(struct group_arena *arena, size_t bytes,
     enum hdl_status status =
         hdl_allgather(arena->group, mine, notes, sizeof(*mine), HDL_U8, NULL, NULL);
     if (status < 0)
-        return status;
+        return group_told(status);
     return group_agree(
         arena->group, made != HDL_OK ? made : open_remotes(arena, notes, bytes), "arena");
 }
@@ -105,13 +118,15 @@ enum hdl_status group_arena_create(struct hdl_group *group, size_t bytes,
     struct group_arena *arena = base_alloc(env, 1, sizeof(*arena));
     struct arena_note *notes =
         base_alloc(env, (size_t)group->capacity + 1, sizeof(*notes));
-    enum hdl_status status = HDL_ENOMEM;
+    enum hdl_status status;
     if (arena)
         arena->remote =
             base_alloc(env, group->capacity, sizeof(struct hdl_peer_window *));
     if (arena && arena->remote && notes) {
         arena->group = group;
         status = exchange(arena, bytes, &notes[group->capacity], notes);
+    } else {
+        status = group_decline(group, "arena");
     }
     base_free(env, notes);
     if (status == HDL_OK) {

@@ -130,6 +130,8 @@ static enum hdl_status open_peer(struct hdl_group *group, uint32_t rank,
     struct group_peer *peer = &group->peer[rank];
     enum hdl_status status = net_remote_open(group->engine->net, handle->data,
                                              handle->size, access, &peer->remote);
+    if (status == HDL_EINVAL) /* it has given up already, and took its memory back */
+        status = HDL_EPEER;
     if (status == HDL_OK && is_near(group, handle))
         status = group_peer_map(group, rank, net_remote_map(peer->remote));
     if (status != HDL_OK)

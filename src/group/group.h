@@ -392,6 +392,11 @@ void group_unwatch_views(struct group_watch *watch);
  * must not leave the others waiting. HDL_OK, the own failure, or HDL_EPEER. */
 enum hdl_status group_agree(struct hdl_group *group, enum hdl_status own,
                             const char *what);
+/* Instead of the first collective of something that this rank has no memory for: takes
+ * its number, the others get HDL_EPEER from group_told. Returns HDL_ENOMEM. */
+enum hdl_status group_decline(struct hdl_group *group, const char *what);
+/* The status of a first collective whose own arguments are right. */
+enum hdl_status group_told(enum hdl_status status);
 
 /*
  * Symmetric memory: a window of the same size on every rank, open at every peer. Creation

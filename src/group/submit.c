@@ -200,7 +200,7 @@ static enum hdl_status submit_nothing(struct hdl_group *group, struct hdl_op *op
     (void)group_progress(group);
     group_engine_unlock(group->engine);
     group_thread_kick(group->engine);
-    return HDL_ENOMEM;
+    return base_fail(HDL_ENOMEM, "no memory for the call");
 }
 
 enum hdl_status group_submit(struct group_request *request, const struct hdl_call *call,
@@ -274,6 +274,14 @@ enum hdl_status group_submit_p2p(struct hdl_group *group,
 
 /* ------------------------------------------------------------------------ handles */
 
+/* A failure is then also the calling thread's last one. */
+static enum hdl_status outcome(const struct hdl_op *op)
+{
+    enum hdl_status status =
+        (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
+    return status < HDL_OK ? base_fail(status, "%s", hdl_op_detail(op)) : status;
+}
+
 enum hdl_status hdl_op_test(struct hdl_op *op)
 {
     if (!op)
@@ -286,7 +294,7 @@ enum hdl_status hdl_op_test(struct hdl_op *op)
             (void)group_engine_progress(op->engine);
         group_engine_unlock(op->engine);
     }
-    return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
+    return outcome(op);
 }
 
 enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
@@ -294,7 +302,7 @@ enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
     if (!op)
         return base_fail(HDL_EINVAL, "no operation");
     if (group_op_finished(op))
-        return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_relaxed);
+        return outcome(op);
     enum hdl_status status = group_engine_check(op->engine);
     if (status != HDL_OK)
         return status;
@@ -303,7 +311,8 @@ enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
     int64_t deadline = BASE_FOREVER;
     if (timeout_us > 0 && timeout_us < INT64_MAX / BASE_NS_PER_US)
         deadline = base_deadline_ns(base_now_ns(), timeout_us * BASE_NS_PER_US);
-    return group_op_wait(op, deadline);
+    status = group_op_wait(op, deadline);
+    return status < HDL_OK ? outcome(op) : status;
 }
 
 const char *hdl_op_detail(const struct hdl_op *op)

@@ -100,7 +100,7 @@ static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status
     char text[BASE_DETAIL_BYTES];
     struct note *notes = base_alloc(env, ranks + 1, sizeof(*notes));
     if (!notes)
-        return HDL_ENOMEM;
+        return group_decline(group, "exchange");
     snprintf(text, sizeof(text), "%s", base_detail());
     fill_note(&notes[ranks], own, config, old);
     if (own == HDL_OK)
@@ -110,8 +110,8 @@ static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status
                       HDL_I64, &call, NULL);
     if (own != HDL_OK)
         status = base_fail(own, "%s", text);
-    else if (status >= HDL_OK)
-        status = compare(notes, ranks);
+    else
+        status = status >= HDL_OK ? compare(notes, ranks) : group_told(status);
     find_newest(notes, ranks, newest);
     base_free(env, notes);
     return status;
@@ -218,7 +218,7 @@ enum hdl_status hdl_moe_update(struct hdl_moe *m, const int32_t *expert_counts,
     if (!expert_counts) {
         map = copy_map(m->env, &m->config.map);
         if (!map)
-            return HDL_ENOMEM;
+            return group_decline(m->group, "exchange");
         opts.expert_counts = map;
         opts.expert_ids = map + m->config.shape.ranks;
     }

@@ -33,10 +33,13 @@ static void late_rank(struct harness_rank *me, void *argument)
     if (me->rank == 1)
         return; /* never comes */
     int64_t before = base_now_ns();
-    CHECK(hdl_barrier(me->group, &call, NULL) == HDL_ETIMEDOUT);
+    struct hdl_op *op;
+    CHECK(hdl_barrier(me->group, &call, &op) == HDL_OK);
+    CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_ETIMEDOUT);
     CHECK(base_now_ns() - before >= 50 * BASE_NS_PER_MS);
     CHECK(strstr(base_detail(), "operation 2") && strstr(base_detail(), "barrier") &&
           strstr(base_detail(), "ranks 1"));
+    hdl_op_free(op);
     CHECK(hdl_barrier(me->group, NULL, NULL) == HDL_ETIMEDOUT);
 }
 
@@ -220,6 +223,26 @@ static void without_memory(struct harness_rank *me, void *argument)
             hdl_allgatherv(me->group, &one, all, counts, displs, HDL_I32, NULL, NULL);
         allocations_left = -1;
         CHECK(status == (me->rank == 1 ? HDL_ENOMEM : HDL_EINVAL));
+        CHECK(me->rank != 1 || strstr(base_detail(), "no memory"));
+        sum_ones(me);
+    }
+}
+
+/* What begins with a collective ends for all ranks, whichever allocation fails. */
+static void without_memory_for_arena(struct harness_rank *me, void *argument)
+{
+    (void)argument;
+    for (int left = 0; left < 3; left++) {
+        struct group_arena *arena;
+        char none = 0, notes[3];
+        allocations_left = me->rank == 1 ? left : -1;
+        enum hdl_status status = me->rank == 1
+                                     ? group_arena_create(me->group, 4096, &arena)
+                                     : group_told(hdl_allgather(me->group, &none, notes,
+                                                                1, HDL_U8, NULL, NULL));
+        allocations_left = -1;
+        CHECK(status == (me->rank == 1 ? HDL_ENOMEM : HDL_EPEER));
+        CHECK(strstr(base_detail(), me->rank == 1 ? "arena" : "rank 1 called a refused"));
         sum_ones(me);
     }
 }
@@ -255,6 +278,7 @@ static void test_no_memory(void **state)
         h.ranks[r].env.release = counted_release;
     }
     harness_run(&h, without_memory, NULL);
+    harness_run(&h, without_memory_for_arena, NULL);
     harness_run(&h, without_objects, NULL);
     for (uint32_t r = 0; r < 3; r++) {
         h.ranks[r].env.alloc = NULL;
