@@ -110,11 +110,11 @@ static void disconnected(struct ctl_agent *agent)
 {
     if (agent->refused)
         return;
-    if (agent->rank_epoch != 0 && agent->lost_at == INT64_MAX) {
+    if (agent->admitted && agent->lost_at == INT64_MAX) {
         agent->lost_at = agent->now + agent->options.lost_after_ns;
         agent_wake_at(agent, agent->lost_at);
     }
-    if (agent->coordinator_exited && !agent->options.standalone && agent->rank_epoch != 0)
+    if (agent->coordinator_exited && !agent->options.standalone && agent->admitted)
         lose_coordinator(agent);
 }
 
@@ -181,6 +181,7 @@ static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
     ctl_detector_set(&agent->detector, agent->dead_after, agent->now);
     agent->options.standalone = msg->settings.standalone;
     agent->link = LINK_UP;
+    agent->admitted = true;
     agent->lost = false;
     agent->lost_at = INT64_MAX;
     agent->backoff = BACKOFF_FIRST;
@@ -298,7 +299,7 @@ static void exited(struct ctl_agent *agent, uint64_t rank_epoch)
         agent_out_of_memory(agent);
     if (rank == 1 && !agent->options.standalone) {
         agent->coordinator_exited = true;
-        if (agent->link != LINK_UP && agent->rank_epoch != 0)
+        if (agent->link != LINK_UP && agent->admitted)
             lose_coordinator(agent);
     }
     agent_send(agent,

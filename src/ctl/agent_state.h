@@ -78,6 +78,7 @@ struct ctl_agent {
     bool lost;    /* without the coordinator for too long: decisions return HDL_ECOORD */
     bool refused; /* never again */
     bool coordinator_exited; /* its process was seen ending */
+    bool admitted;           /* once at least: a fenced one may have rank epoch 0 again */
     uint64_t rank_epoch;     /* 0 = not admitted */
     uint64_t term;
     int64_t dead_after;

@@ -464,6 +464,28 @@ static void test_two_came_in_between(void **state)
     job_close(&job);
 }
 
+/* The coordinator ends while a process learns that it was taken for dead: what needs a
+ * decision is told within its time, as everywhere, and not at its deadline. */
+static void test_fenced_and_no_coordinator(void **state)
+{
+    struct job job = {0};
+    base_env_init(&job.env);
+    job.env.log_level = -1;
+    assert_ok(job_open(&job));
+    ctl_coordinator_destroy(job.coordinator);
+    job.coordinator = NULL;
+    struct ctl_bytes *bytes =
+        ctl_msg_encode(&job.env, &(struct ctl_msg){.type = CTL_MSG_FENCED});
+    push(&job, 1, job.conns[1], bytes);
+    ctl_bytes_unref(bytes);
+    deliver(&job);
+    agent(&job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+    enter(&job, 1, "64");
+    pass(&job, 2 * SECOND);
+    assert_int_equal(job.status[1], HDL_ECOORD);
+    job_close(&job);
+}
+
 static void test_another_version_is_refused(void **state)
 {
     struct job job = {0};
@@ -542,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_an_occupied_rank),
         cmocka_unit_test(test_a_newcomer_was_first),
         cmocka_unit_test(test_a_fenced_one_was_first),
+        cmocka_unit_test(test_fenced_and_no_coordinator),
         cmocka_unit_test(test_two_came_in_between),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
