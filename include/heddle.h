@@ -188,7 +188,7 @@ struct hdl_context_opts {
     int64_t grace_us;      /* for a closed connection between hosts; default 500 ms */
     enum hdl_log_level log_level;
     void (*log)(void *user, enum hdl_log_level level,
-                const char *line); /* NULL = stderr */
+                const char *line); /* NULL = stderr; any thread, must not call back */
     void *log_user;
     const struct hdl_allocator *allocator;
     int64_t
