@@ -365,8 +365,10 @@ static enum hdl_status dispatch(struct ctl_agent *agent,
             hello(agent);
         break;
     case CTL_AGENT_CONNECT_FAILED:
-        if (agent->link == LINK_CONNECTING)
+        if (agent->link == LINK_CONNECTING) {
+            disconnected(agent); /* the first notice for one that was just fenced */
             connect_later(agent);
+        }
         break;
     case CTL_AGENT_DISCONNECTED:
         if (agent->link == LINK_UP || agent->link == LINK_GREETED) {
