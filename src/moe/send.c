@@ -88,7 +88,7 @@ static void own_half(const struct hdl_moe *m, const struct moe_lane *lane, int64
 {
     const struct moe_layout *l = &m->config.layout;
     uint32_t self = m->peers->self;
-    size_t n = tokens > 0 && tokens <= MOE_LINE_BYTES ? (size_t)tokens : 0;
+    size_t n = tokens > 0 && tokens <= m->config.shape.max_tokens ? (size_t)tokens : 0;
     moe_own_ahead(m->peers->own + moe_header(l, lane->half, self),
                   l->header_fixed + n * l->token_stride);
     moe_own_ahead(m->peers->own + moe_slot(l, &m->config.shape, lane->half, self, 0),
@@ -117,7 +117,9 @@ static void take_half(struct hdl_moe *m, struct moe_lane *lane,
         m->peers->ops->wait(m->peers, puts_left, &w, BASE_FOREVER);
     struct moe_header_line *line = moe_line(m, lane->half, m->peers->self);
     atomic_store_explicit(&line->begun, lane->flag, memory_order_relaxed);
-    atomic_thread_fence(memory_order_release); /* before any byte of the step */
+    /* Before any byte of the step. For stores past the cache, which this does not order
+     * on x86, the fence behind dispatch's rows does: only contributions are stored so. */
+    atomic_thread_fence(memory_order_release);
 }
 
 /* -------------------------------------------------------------------------- header */
@@ -205,8 +207,7 @@ static enum moe_refusal write_header(struct hdl_moe *m, struct moe_lane *lane,
 
 bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank)
 {
-    return rank != m->peers->self && !moe_mapped(m, rank) && lane->free[rank] &&
-           !moe_gone(m, rank);
+    return !moe_mapped(m, rank) && !moe_cut(m, lane, rank) && !moe_gone(m, rank);
 }
 
 static void ring_all(struct hdl_moe *m)
