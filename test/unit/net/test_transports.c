@@ -261,7 +261,10 @@ static void body_killed(struct pair *pair)
     while (!atomic_load(&pair->shared->numbers[0]))
         sched_yield();
     int64_t start = base_now_ns();
-    while (base_now_ns() - start < 200 * BASE_NS_PER_MS) {
+    /* How soon it dies and is seen depends on the machine's load. */
+    while (base_now_ns() - start < 200 * BASE_NS_PER_MS ||
+           (pair->transport == NET_FABRIC && net_remote_down_since(remote) == 0)) {
+        CHECK(base_now_ns() - start < 5 * BASE_NS_PER_S);
         enum hdl_status status =
             net_put(remote, 4096, src, 1 << 20, 8, 1, HDL_SIGNAL_ADD);
         CHECK(status == HDL_OK || status == HDL_PENDING);
@@ -269,10 +272,8 @@ static void body_killed(struct pair *pair)
         CHECK(status == HDL_OK || status == HDL_PENDING);
         net_poll(pair->net);
     }
-    if (pair->transport == NET_FABRIC) {
-        CHECK(net_remote_lost(remote) || net_remote_down_since(remote) != 0);
+    if (pair->transport == NET_FABRIC)
         CHECK(net_remote_down_since(remote) > start);
-    }
     net_rank_lost(pair->net, 1);
     net_remote_close(remote);
     free(src);
