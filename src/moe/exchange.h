@@ -270,6 +270,21 @@ static inline bool moe_cut(const struct hdl_moe *m, const struct moe_lane *lane,
     return !moe_mapped(m, rank) && !lane->free[rank];
 }
 
+/* May the rank be sent anything in this step by put? */
+static inline bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane,
+                                 uint32_t rank)
+{
+    return !moe_mapped(m, rank) && !moe_cut(m, lane, rank) && !moe_gone(m, rank);
+}
+
+/* If it fails the rank is lost, and will be missed by its absence. */
+static inline void moe_send(const struct hdl_moe *m, uint32_t rank,
+                            const struct moe_put *put)
+{
+    if (m->peers->ops->put(m->peers, rank, put) == HDL_OK)
+        m->bytes_sent[rank] += put->bytes;
+}
+
 /* Is the rank gone, or has it said that this one gets nothing? */
 static inline bool moe_silent(const struct hdl_moe *m, const struct moe_lane *lane,
                               uint32_t rank)
@@ -355,14 +370,12 @@ static inline const uint16_t *moe_record_ids(const struct hdl_moe *m, const floa
 enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_tokens *tokens,
                                    struct moe_call *call, bool fused,
                                    struct moe_lane **lane);
-/* Tells `rank` the state of this rank's contributions. */
+/* Tells `rank` the state of this rank's contributions; rows: some follow by put. */
 void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
-              enum moe_note note);
+              enum moe_note note, bool rows);
 /* Tells all that the own late weights, of so many bytes, are there, or MOE_DROPPED. */
 void moe_tell_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t bytes,
                       enum moe_note note);
-/* May `rank` be sent anything in this step by put? */
-bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank);
 /* Remembers that all puts so far use the lane's half. */
 void moe_mark_puts(struct hdl_moe *m, struct moe_lane *lane);
 /* Ends a step that cannot go on: everybody is told that nothing comes. */

@@ -13,6 +13,8 @@ struct giving {
     bool fused;
     uint32_t ready;     /* a group whose weights are there, or UINT32_MAX */
     struct moe_run run; /* rows that are written and not put yet */
+    enum moe_note note; /* how they are */
+    bool told;          /* the messaged members of the group were told so */
 };
 
 /* ----------------------------------------------------------------------- late weights */
@@ -113,6 +115,12 @@ static bool gives_exact(const struct giving *g, uint32_t group)
     return !all_members(g, group, takes_sum);
 }
 
+static void tell_member(struct giving *g, uint32_t rank, bool rows)
+{
+    if (moe_mapped(g->m, rank) || !g->told)
+        moe_tell(g->m, g->lane, rank, g->note, rows);
+}
+
 /* Puts the open run to the messaged members of the group. */
 static void end_run(struct giving *g, uint32_t group)
 {
@@ -124,15 +132,19 @@ static void end_run(struct giving *g, uint32_t group)
         return;
     size_t half = g->lane->half;
     size_t from = moe_give(l, &c->shape, half, group * dp, g->run.first, 0);
-    size_t to = moe_take_from(l, &c->shape, half, self, g->run.first, 0);
-    size_t flag = moe_landed_from(l, &c->shape, half, self, g->run.first);
-    size_t bytes = moe_run_bytes(&g->run, &m->give_runs, l->give_stride, l->give_bytes);
+    const struct moe_put put = {
+        .offset = moe_take_from(l, &c->shape, half, self, g->run.first, 0),
+        .src = m->peers->own + from,
+        .bytes = moe_run_bytes(&g->run, &m->give_runs, l->give_stride, l->give_bytes),
+        .signal = moe_landed_from(l, &c->shape, half, self, g->run.first),
+        .flag = g->lane->flag};
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
-        if (moe_reachable(m, g->lane, r) &&
-            m->peers->ops->put(m->peers, r, to, m->peers->own + from, bytes, flag,
-                               g->lane->flag) == HDL_OK)
-            m->bytes_sent[r] += bytes;
+        if (!moe_reachable(m, g->lane, r))
+            continue;
+        tell_member(g, r, true);
+        moe_send(m, r, &put);
     }
+    g->told = true;
     g->run.rows = 0;
 }
 
@@ -191,12 +203,18 @@ static void give_each(struct giving *g, uint32_t group, const struct moe_item *i
     pass_on(g, group, item->token, item->entries);
 }
 
-static void tell_group(struct hdl_moe *m, const struct moe_lane *lane, uint32_t group,
-                       enum moe_note note)
+static void tell_group(struct giving *g, uint32_t group)
 {
-    uint32_t dp = m->config.shape.dp;
+    uint32_t dp = g->m->config.shape.dp;
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++)
-        moe_tell(m, lane, r, note);
+        tell_member(g, r, false);
+}
+
+static void drop_group(struct giving *g, uint32_t group)
+{
+    g->note = MOE_DROPPED;
+    g->told = false;
+    tell_group(g, group);
 }
 
 static void give_group(struct giving *g, uint32_t group)
@@ -204,6 +222,8 @@ static void give_group(struct giving *g, uint32_t group)
     struct moe_lane *lane = g->lane;
     const struct moe_source *s = &lane->source[lane->listen[group]];
     bool exact = gives_exact(g, group);
+    g->note = exact ? MOE_GIVEN_EXACT : MOE_GIVEN;
+    g->told = false;
     for (uint32_t i = 0; i < s->count; i++) {
         if (exact)
             give_each(g, group, &lane->items[s->first + i]);
@@ -213,7 +233,7 @@ static void give_group(struct giving *g, uint32_t group)
     end_run(g, group);
     if (lane->stream)
         moe_rows_fence();
-    tell_group(g->m, lane, group, exact ? MOE_GIVEN_EXACT : MOE_GIVEN);
+    tell_group(g, group);
 }
 
 /* --------------------------------------------------------------- waits for weights */
@@ -252,7 +272,7 @@ static void give_late(struct giving *g, uint32_t group, struct moe_call *call)
             read_weights(m, g->lane, source);
         give_group(g, group);
     } else {
-        tell_group(m, g->lane, group, MOE_DROPPED);
+        drop_group(g, group);
         moe_call_lose(m, call, source);
     }
 }
@@ -266,7 +286,7 @@ static void give_all(struct giving *g, struct moe_call *call)
     for (uint32_t i = 1; i <= groups; i++) { /* the own tokens last */
         uint32_t group = (own + i) % groups, source = g->lane->listen[group];
         if (g->lane->source[source].state != MOE_SOURCE_TAKEN) {
-            tell_group(m, g->lane, group, MOE_DROPPED);
+            drop_group(g, group);
         } else if (needs_weights(g, group)) {
             m->pending[source] = 1;
             left++;

@@ -24,6 +24,17 @@ struct moe_peers {
     const struct moe_peers_ops *ops;
 };
 
+/* Writes `bytes` of `src` at `offset`, then sets the flag at `signal`. src is in the own
+ * arena and stays as it is until `settled`. */
+struct moe_put {
+    size_t offset;
+    const void *src;
+    size_t bytes; /* may be 0 */
+    size_t signal;
+    uint64_t flag;
+    bool more; /* another one to the rank follows at once: they may share a message */
+};
+
 enum moe_presence {
     MOE_PRESENT = 0,
     MOE_ABSENT,   /* agreed to be lost */
@@ -40,11 +51,9 @@ struct moe_peers_ops {
     enum moe_presence (*presence)(struct moe_peers *peers, uint32_t rank);
     /* Wakes a mapped rank after a store that it may wait for. */
     void (*ring)(struct moe_peers *peers, uint32_t rank);
-    /* To a messaged rank: writes `bytes` of `src` at `offset`, then sets the flag at
-     * `signal`. src is in the own arena and stays as it is until `settled`. bytes may be
-     * 0. */
-    enum hdl_status (*put)(struct moe_peers *peers, uint32_t rank, size_t offset,
-                           const void *src, size_t bytes, size_t signal, uint64_t flag);
+    /* To a messaged rank. */
+    enum hdl_status (*put)(struct moe_peers *peers, uint32_t rank,
+                           const struct moe_put *put);
     /* A mark after the newest put to the rank, and whether all before a mark have left.
      */
     uint64_t (*mark)(struct moe_peers *peers, uint32_t rank);

@@ -54,38 +54,30 @@ static void ring(struct moe_peers *peers, uint32_t rank)
     net_ring(of(peers)->remote[rank]);
 }
 
-struct put {
+struct put_wait {
     struct moe_peers *peers;
     uint32_t rank;
-    size_t offset, bytes, signal;
-    const void *src;
-    uint64_t flag;
+    const struct moe_put *put;
     enum hdl_status status;
 };
 
 /* True when the put is on its way, or pointless. */
 static bool try_put(void *argument)
 {
-    struct put *w = argument;
-    struct hdl_peer_window *remote = of(w->peers)->remote[w->rank];
-    w->status = w->bytes > 0 ? net_put(remote, w->offset, w->src, w->bytes, w->signal,
-                                       w->flag, HDL_SIGNAL_SET)
-                             : net_signal(remote, w->signal, w->flag, HDL_SIGNAL_SET);
+    struct put_wait *w = argument;
+    const struct moe_put *put = w->put;
+    w->status = net_put_hinted(of(w->peers)->remote[w->rank], put->offset, put->src,
+                               put->bytes, put->signal, put->flag, HDL_SIGNAL_SET,
+                               NET_PUT_LAZY | (put->more ? NET_PUT_MORE : 0));
     if (w->status != HDL_PENDING)
         return true;
     return presence(w->peers, w->rank) != MOE_PRESENT || check(w->peers) != HDL_OK;
 }
 
-static enum hdl_status put(struct moe_peers *peers, uint32_t rank, size_t offset,
-                           const void *src, size_t bytes, size_t signal, uint64_t flag)
+static enum hdl_status put(struct moe_peers *peers, uint32_t rank,
+                           const struct moe_put *put)
 {
-    struct put w = {.peers = peers,
-                    .rank = rank,
-                    .offset = offset,
-                    .bytes = bytes,
-                    .signal = signal,
-                    .src = src,
-                    .flag = flag};
+    struct put_wait w = {.peers = peers, .rank = rank, .put = put};
     if (!of(peers)->remote[rank])
         return HDL_EPEER;
     if (!try_put(&w))

@@ -205,11 +205,6 @@ static enum moe_refusal write_header(struct hdl_moe *m, struct moe_lane *lane,
     return refusal;
 }
 
-bool moe_reachable(const struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank)
-{
-    return !moe_mapped(m, rank) && !moe_cut(m, lane, rank) && !moe_gone(m, rank);
-}
-
 static void ring_all(struct hdl_moe *m)
 {
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
@@ -218,23 +213,33 @@ static void ring_all(struct hdl_moe *m)
     }
 }
 
-static void put_header(struct hdl_moe *m, struct moe_lane *lane)
+/* To a messaged rank, unless it has it already; rows: some follow at once. */
+static void put_header(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
+                       bool rows)
 {
     const struct moe_layout *l = &m->config.layout;
     size_t at = moe_header(l, lane->half, m->peers->self);
     size_t bytes = l->header_fixed - MOE_HEADER_BLOCK + lane->tokens * l->token_stride;
-    for (uint32_t i = 1; m->peers->messaged && i < m->config.shape.ranks; i++) {
-        uint32_t r = (m->peers->self + i) % m->config.shape.ranks;
-        bool cut = moe_cut(m, lane, r);
-        size_t flag = cut ? offsetof(struct moe_header_line, rows)
-                          : offsetof(struct moe_header_line, flag);
-        if (moe_mapped(m, r) || moe_gone(m, r))
-            continue;
-        if (m->peers->ops->put(m->peers, r, at + MOE_HEADER_BLOCK,
-                               m->peers->own + at + MOE_HEADER_BLOCK, cut ? 0 : bytes,
-                               at + flag, lane->flag) == HDL_OK)
-            m->bytes_sent[r] += cut ? 0 : bytes;
-    }
+    bool cut = moe_cut(m, lane, rank);
+    size_t flag = cut ? offsetof(struct moe_header_line, rows)
+                      : offsetof(struct moe_header_line, flag);
+    const struct moe_put put = {.offset = at + MOE_HEADER_BLOCK,
+                                .src = m->peers->own + at + MOE_HEADER_BLOCK,
+                                .bytes = cut ? 0 : bytes,
+                                .signal = at + flag,
+                                .flag = lane->flag,
+                                .more = rows};
+    if (m->pending[rank])
+        moe_send(m, rank, &put);
+    m->pending[rank] = 0;
+}
+
+/* What is due to every messaged rank, the next one first. */
+static void put_headers(struct hdl_moe *m, const struct moe_lane *lane)
+{
+    uint32_t ranks = m->config.shape.ranks;
+    for (uint32_t i = 1; m->peers->messaged && i < ranks; i++)
+        put_header(m, lane, (m->peers->self + i) % ranks, false);
 }
 
 /* ---------------------------------------------------------------------------- rows */
@@ -267,13 +272,16 @@ static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t ran
         return;
     uint32_t self = m->peers->self;
     size_t at = moe_slot(&c->layout, &c->shape, lane->half, self, run->first);
-    size_t flag = moe_arrive(&c->layout, &c->shape, lane->half, self, run->first);
-    size_t bytes =
-        moe_run_bytes(run, &m->row_runs, c->layout.row_stride, c->layout.row_bytes);
+    const struct moe_put put = {
+        .offset = at,
+        .src = m->peers->own + at,
+        .bytes =
+            moe_run_bytes(run, &m->row_runs, c->layout.row_stride, c->layout.row_bytes),
+        .signal = moe_arrive(&c->layout, &c->shape, lane->half, self, run->first),
+        .flag = lane->flag};
     run->rows = 0;
-    if (m->peers->ops->put(m->peers, rank, at, m->peers->own + at, bytes, flag,
-                           lane->flag) == HDL_OK)
-        m->bytes_sent[rank] += bytes;
+    put_header(m, lane, rank, true);
+    moe_send(m, rank, &put);
 }
 
 /* The row of `token` is staged: it goes to `rank` with its neighbours. */
@@ -334,7 +342,7 @@ static void send_rows(struct hdl_moe *m, struct moe_lane *lane,
 /* -------------------------------------------------------------------------- phases */
 
 void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
-              enum moe_note note)
+              enum moe_note note, bool rows)
 {
     const struct moe_layout *l = &m->config.layout;
     uint64_t flag = lane->flag | note;
@@ -349,11 +357,14 @@ void moe_tell(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
         if (rank != m->peers->self)
             m->peers->ops->ring(m->peers, rank);
     } else if (moe_reachable(m, lane, rank)) {
-        /* On failure the rank is lost, and will be missed by its absence. */
         size_t to = moe_line_in(l, lane->half, m->peers->self);
-        enum hdl_status status = m->peers->ops->put(
-            m->peers, rank, to + word, m->peers->own + at + word, more, to, flag);
-        (void)status;
+        const struct moe_put put = {.offset = to + word,
+                                    .src = m->peers->own + at + word,
+                                    .bytes = more,
+                                    .signal = to,
+                                    .flag = flag,
+                                    .more = rows};
+        moe_send(m, rank, &put);
     }
 }
 
@@ -365,15 +376,17 @@ void moe_tell_weights(struct hdl_moe *m, const struct moe_lane *lane, size_t byt
     size_t at = moe_weights(l, &m->config.shape, lane->half, self, 0);
     size_t flag =
         moe_header(l, lane->half, self) + offsetof(struct moe_header_line, weights);
-    atomic_store_explicit(moe_word(m->peers->own, flag), lane->flag | note,
-                          memory_order_release);
+    const struct moe_put put = {.offset = at,
+                                .src = m->peers->own + at,
+                                .bytes = bytes,
+                                .signal = flag,
+                                .flag = lane->flag | note};
+    atomic_store_explicit(moe_word(m->peers->own, flag), put.flag, memory_order_release);
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (r != self && moe_mapped(m, r))
             m->peers->ops->ring(m->peers, r);
-        else if (moe_reachable(m, lane, r) &&
-                 m->peers->ops->put(m->peers, r, at, m->peers->own + at, bytes, flag,
-                                    lane->flag | note) == HDL_OK)
-            m->bytes_sent[r] += bytes;
+        else if (moe_reachable(m, lane, r))
+            moe_send(m, r, &put);
     }
 }
 
@@ -388,7 +401,7 @@ void moe_mark_puts(struct hdl_moe *m, struct moe_lane *lane)
 void moe_step_fail(struct hdl_moe *m, struct moe_lane *lane)
 {
     for (uint32_t r = 0; r < m->config.shape.ranks; r++)
-        moe_tell(m, lane, r, MOE_DROPPED);
+        moe_tell(m, lane, r, MOE_DROPPED, false);
     if (m->config.shape.late_weights)
         moe_tell_weights(m, lane, 0, MOE_DROPPED);
     moe_mark_puts(m, lane);
@@ -439,8 +452,12 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
         atomic_store_explicit(&line->flag, lane->flag, memory_order_release);
         ring_all(m);
     }
-    put_header(m, lane);
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+        m->pending[r] = !moe_mapped(m, r) && !moe_gone(m, r);
+    if (early)
+        put_headers(m, lane);
     send_rows(m, lane, tokens);
+    put_headers(m, lane);
     atomic_store_explicit(&line->rows, lane->flag, memory_order_release);
     atomic_store_explicit(&line->flag, lane->flag, memory_order_release);
     ring_all(m);

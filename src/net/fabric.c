@@ -396,7 +396,7 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     base_list_each(node, after, &fabric->busy)
     {
         struct fabric_link *link = base_container_of(node, struct fabric_link, busy);
-        if (link->ack_owed)
+        if (link->taken != link->taken_told)
             fabric_link_send_ack(fabric, link);
         int64_t timer = fabric_link_timer(link);
         due = timer < due ? timer : due;

@@ -25,6 +25,7 @@
 enum {
     FABRIC_LINK_WINDOW = 64, /* unacknowledged messages of a link */
     FABRIC_ACK_EVERY = 16,
+    FABRIC_TELL_LAZY = 4, /* lazy offers that are told of at once */
     FABRIC_RECEIVES = 96,
     FABRIC_WRITES = 128,
     FABRIC_OFFERS = 8, /* of a link, not taken yet */
@@ -48,6 +49,8 @@ struct fabric_message {
     uint32_t seq;
     uint32_t length;
     bool large;
+    bool open;   /* parts may be added: the provider never had it */
+    bool offers; /* has an offer */
     bool posted; /* the provider has it */
     bool acked;  /* free as soon as it is not posted */
     int64_t posted_at;
@@ -71,6 +74,7 @@ struct fabric_write {
     size_t offered;
     size_t taken;
     uint64_t ticket;
+    bool lazy;
     struct net_wire_put put;
 };
 
@@ -195,6 +199,7 @@ enum hdl_status fabric_register(struct net_fabric *fabric, void *data, size_t by
                                 uint64_t access, struct fid_mr **mr);
 
 /* fabric_pool.c */
+size_t fabric_message_room(bool large);
 struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload);
 void fabric_message_put(struct net_fabric *fabric, struct fabric_message *message);
 /* Empty lists; create and free may then be called in any state. */
@@ -213,17 +218,16 @@ enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
                                  uint64_t secret, const uint8_t *address,
                                  uint32_t address_length, struct fabric_link **link);
 void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link);
+/*
+ * Room of `bytes` for a part of a PUT: in the newest message if that has not gone, else
+ * in a new one, which has so much more for parts that follow. To be filled before the
+ * lock is given away; fabric_link_go posts it, or the next poll. NULL: no memory.
+ */
+uint8_t *fabric_link_add(struct net_fabric *fabric, struct fabric_link *link,
+                         size_t bytes, size_t more, bool offer);
+void fabric_link_go(struct net_fabric *fabric, struct fabric_link *link);
 /* Room for `count` more messages, the HELLO counted? */
 bool fabric_link_room(const struct fabric_link *link, uint32_t count);
-/* A numbered message with its head filled, ready for a body of `body` bytes. NULL: no
- * memory. It is for fabric_link_send at once. */
-struct fabric_message *fabric_link_message(struct net_fabric *fabric,
-                                           struct fabric_link *link,
-                                           enum net_wire_kind kind, size_t body);
-/* Queues it behind the others (and the HELLO, if it is the first), and posts what it can.
- */
-bool fabric_link_send(struct net_fabric *fabric, struct fabric_link *link,
-                      struct fabric_message *message);
 void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link,
                               uint32_t ack, bool resend);
 void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
@@ -245,15 +249,15 @@ bool fabric_offer_room(const struct fabric_link *link);
 /* Offers what there is room for. */
 void fabric_offer_writes(struct net_fabric *fabric, struct fabric_link *link);
 void fabric_offers_taken(struct net_fabric *fabric, struct fabric_link *link,
-                         uint32_t number);
+                         uint16_t taken);
 /* Forgets puts that are not over: none of their sources is looked at again. */
 void fabric_offers_drop(struct net_fabric *fabric, struct net_fabric_remote *remote);
 /* The peer is gone: what was offered may be overwritten, what it offered is not read. */
 void fabric_pieces_give_up(struct net_fabric *fabric, struct fabric_link *link);
 /* False: no memory. */
 bool fabric_arrival_add(struct net_fabric *fabric, struct fabric_link *link,
-                        const struct net_wire_view *view);
-/* Posts reads (`most` at most), says what was taken. */
+                        const struct net_wire_part *offered);
+/* Posts reads, `most` at most. */
 void fabric_arrivals_attend(struct net_fabric *fabric, struct fabric_link *link,
                             uint32_t most);
 /* The link is back: what the provider still holds is read again. */

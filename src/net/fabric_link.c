@@ -12,8 +12,10 @@ static const int64_t last_backoff_ns = 200 * BASE_NS_PER_MS;
 static const int64_t first_resend_ns = 200 * BASE_NS_PER_MS;
 static const int64_t last_resend_ns = 2 * BASE_NS_PER_S;
 static const int64_t ack_delay_ns = 100 * BASE_NS_PER_US;
+/* Of a sleeper, whom what it waits for may wake before: then it is piggy-backed. */
+static const int64_t last_ack_delay_ns = 2 * BASE_NS_PER_MS;
 /* The word that an offer was taken may be lost with a peer's queue: it is asked. */
-static const int64_t ask_ns = 2 * BASE_NS_PER_S;
+static const int64_t ask_ns = 200 * BASE_NS_PER_MS;
 /* Probes in a row without room after which a link is down. */
 enum { MOST_UNSAID = 3 };
 /* How long a broken link is tried: one that was closed, one that only the peer opened. */
@@ -125,6 +127,7 @@ void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link)
     link->down_since = 0;
     link->post = link->base;
     fabric_arrivals_again(fabric, link);
+    link->ack_owed = FABRIC_ACK_EVERY; /* what was said may be lost */
     fabric->counters.reconnects++;
     link_show_down(fabric, link);
     link_set_busy(fabric, link);
@@ -138,7 +141,8 @@ bool fabric_link_room(const struct fabric_link *link, uint32_t count)
     return link->tail - link->base + count + hello <= FABRIC_LINK_WINDOW;
 }
 
-struct fabric_message *fabric_link_message(struct net_fabric *fabric,
+/* A message with its head filled, for a body of `body` bytes. NULL: no memory. */
+static struct fabric_message *link_message(struct net_fabric *fabric,
                                            struct fabric_link *link,
                                            enum net_wire_kind kind, size_t body)
 {
@@ -175,7 +179,7 @@ static bool link_append_hello(struct net_fabric *fabric, struct fabric_link *lin
     };
     memcpy(hello.address, fabric->address, fabric->address_length);
     struct fabric_message *message =
-        fabric_link_message(fabric, link, NET_WIRE_HELLO, sizeof(hello));
+        link_message(fabric, link, NET_WIRE_HELLO, sizeof(hello));
     if (!message)
         return false;
     memcpy(message->bytes + sizeof(struct net_wire), &hello, sizeof(hello));
@@ -184,6 +188,12 @@ static bool link_append_hello(struct net_fabric *fabric, struct fabric_link *lin
     link->restart = false;
     link_append(link, message);
     return true;
+}
+
+static void link_told(struct fabric_link *link)
+{
+    link->ack_owed = 0;
+    link->taken_told = link->taken;
 }
 
 /* Hands messages to the provider, in order, until it has no room. */
@@ -196,10 +206,12 @@ static void link_pump(struct net_fabric *fabric, struct fabric_link *link)
             break;
         struct net_wire *head = (struct net_wire *)(void *)message->bytes;
         head->ack = link->expected - 1;
+        head->taken = (uint16_t)link->taken;
         ssize_t error = fi_send(fabric->ep, message->bytes, message->length,
                                 message->desc, link->fi_addr, &message->op.context);
         if (error == -FI_EAGAIN)
             break;
+        message->open = false;
         if (error) {
             fabric_link_fail(fabric, link, "send", error);
             break;
@@ -207,22 +219,51 @@ static void link_pump(struct net_fabric *fabric, struct fabric_link *link)
         message->posted = true;
         message->posted_at = 0;
         link->post++;
-        link->ack_owed = 0;
+        link_told(link);
     }
 }
 
-bool fabric_link_send(struct net_fabric *fabric, struct fabric_link *link,
-                      struct fabric_message *message)
+/* Behind the others, and the HELLO if it is the first. NULL: no memory. */
+static struct fabric_message *link_new(struct net_fabric *fabric,
+                                       struct fabric_link *link, enum net_wire_kind kind,
+                                       size_t body)
 {
+    struct fabric_message *message = link_message(fabric, link, kind, body);
+    if (!message)
+        return NULL;
     if ((link->tail == 1 || link->restart) && !link_append_hello(fabric, link)) {
         fabric_message_put(fabric, message);
-        return false;
+        return NULL;
     }
     link_append(link, message);
     link_set_busy(fabric, link);
+    return message;
+}
+
+uint8_t *fabric_link_add(struct net_fabric *fabric, struct fabric_link *link,
+                         size_t bytes, size_t more, bool offer)
+{
+    struct fabric_message *message = link->ring[(link->tail - 1) % FABRIC_LINK_WINDOW];
+    bool joins = link->base != link->tail && message->open &&
+                 !(offer && message->offers) &&
+                 message->length + bytes <= fabric_message_room(message->large);
+    if (!joins) {
+        message = link_new(fabric, link, NET_WIRE_PUT, bytes + more);
+        if (!message)
+            return NULL;
+        message->open = true;
+        message->length -= (uint32_t)(bytes + more);
+    }
+    uint8_t *part = message->bytes + message->length;
+    message->length += (uint32_t)bytes;
+    message->offers = message->offers || offer;
+    return part;
+}
+
+void fabric_link_go(struct net_fabric *fabric, struct fabric_link *link)
+{
     if (!link->down_since)
         link_pump(fabric, link);
-    return true;
 }
 
 void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *link,
@@ -260,13 +301,14 @@ void fabric_message_done(struct net_fabric *fabric, struct fabric_message *messa
 static bool link_say(struct net_fabric *fabric, struct fabric_link *link,
                      struct net_wire head)
 {
-    struct fabric_message *message = fabric_link_message(fabric, link, head.kind, 0);
+    struct fabric_message *message = link_message(fabric, link, head.kind, 0);
     if (!message)
         return false;
     struct net_wire *said = (struct net_wire *)(void *)message->bytes;
     said->flags = head.flags;
     said->seq = head.seq;
     said->ack = link->expected - 1;
+    said->taken = (uint16_t)link->taken;
     message->acked = true;
     ssize_t error = fi_send(fabric->ep, message->bytes, message->length, message->desc,
                             link->fi_addr, &message->op.context);
@@ -285,7 +327,7 @@ void fabric_link_send_ack(struct net_fabric *fabric, struct fabric_link *link)
                   (struct net_wire){.kind = NET_WIRE_ACK,
                                     .flags = link->gap_seen ? NET_WIRE_RESEND : 0}))
         return;
-    link->ack_owed = 0;
+    link_told(link);
     link->gap_seen = false;
 }
 
@@ -299,21 +341,19 @@ static void link_drop(struct net_fabric *fabric, struct fabric_link *link)
         link->restart = true;
     fabric_link_acknowledged(fabric, link, link->tail - 1, false);
     fabric_pieces_give_up(fabric, link);
-    link->taken_told = link->taken;
+    link_told(link);
 }
 
 void fabric_link_ping(struct net_fabric *fabric, struct fabric_link *link)
 {
-    struct fabric_message *message = fabric_link_message(fabric, link, NET_WIRE_PING, 0);
-    if (message)
-        fabric_link_send(fabric, link, message);
+    if (link_new(fabric, link, NET_WIRE_PING, 0))
+        fabric_link_go(fabric, link);
 }
 
 /* Is there a payload that is not through? */
 static bool link_moves(const struct fabric_link *link)
 {
-    return !base_list_empty(&link->writes) || link->num_offers || link->num_arrivals ||
-           link->taken != link->taken_told;
+    return !base_list_empty(&link->writes) || link->num_offers || link->num_arrivals;
 }
 
 /* The provider may have lost it with a connection, and never give it back. */
@@ -432,8 +472,9 @@ void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, boo
     }
     if (link->ack_owed && link->owed_since == 0)
         link->owed_since = now;
-    if (link->gap_seen || link->ack_owed >= FABRIC_ACK_EVERY ||
-        (idle && link->ack_owed && now - link->owed_since > ack_delay_ns))
+    bool due = link->taken != link->taken_told ||
+               (link->ack_owed && now - link->owed_since > ack_delay_ns);
+    if (link->gap_seen || link->ack_owed >= FABRIC_ACK_EVERY || (idle && due))
         fabric_link_send_ack(fabric, link);
     if (link->ack_owed == 0)
         link->owed_since = 0;
@@ -451,5 +492,7 @@ int64_t fabric_link_timer(const struct fabric_link *link)
         return base_now_ns() + BASE_NS_PER_MS;
     if (link->base != link->tail)
         return base_now_ns() + 20 * BASE_NS_PER_MS;
+    if (link->ack_owed)
+        return base_now_ns() + last_ack_delay_ns;
     return BASE_FOREVER;
 }

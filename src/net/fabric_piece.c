@@ -11,7 +11,7 @@
  *                      piece <------- read ------- piece
  *                                                  stamp right? writer admitted?
  *                                                  --copy--> window, then the signal
- *              <-- TAKEN {number}
+ *              <-- taken {number} in the head of the next message
  *
  * Neither side lets the provider near memory that anybody else uses. A write by the
  * sender would go straight to its place, and so could one of a process that was stopped,
@@ -48,9 +48,9 @@ static bool offer_piece(struct net_fabric *fabric, struct fabric_link *link,
     if (!piece)
         return false;
     struct net_wire_put put = write->put;
-    struct fabric_message *message = fabric_link_message(
-        fabric, link, NET_WIRE_OFFER, sizeof(put) + sizeof(piece->offer));
-    if (!message) {
+    uint8_t *part =
+        fabric_link_add(fabric, link, sizeof(put) + sizeof(piece->offer), 0, true);
+    if (!part) {
         fabric_piece_put(fabric, piece);
         return false;
     }
@@ -58,6 +58,7 @@ static bool offer_piece(struct net_fabric *fabric, struct fabric_link *link,
     piece->length = left < NET_PIECE_BYTES ? left : NET_PIECE_BYTES;
     piece->offer.stamp = ++fabric->stamp;
     piece->offer.number = ++link->last_offer;
+    piece->offer.lazy = write->lazy;
     piece->offer.mr_key = fi_mr_key(piece->mr);
     memcpy(piece->bytes, write->src + write->offered, piece->length);
     memcpy(piece->bytes + piece->length, &piece->offer.stamp, sizeof(piece->offer.stamp));
@@ -65,14 +66,10 @@ static bool offer_piece(struct net_fabric *fabric, struct fabric_link *link,
     put.bytes = (uint32_t)piece->length;
     if (piece->length < left)
         put.signal_offset = UINT64_MAX;
-    uint8_t *body = message->bytes + sizeof(struct net_wire);
-    memcpy(body, &put, sizeof(put));
-    memcpy(body + sizeof(put), &piece->offer, sizeof(piece->offer));
-    if (!fabric_link_send(fabric, link, message)) {
-        link->last_offer--;
-        fabric_piece_put(fabric, piece);
-        return false;
-    }
+    put.op |= NET_WIRE_OFFERED;
+    memcpy(part, &put, sizeof(put));
+    memcpy(part + sizeof(put), &piece->offer, sizeof(piece->offer));
+    fabric_link_go(fabric, link);
     piece->write = write;
     write->offered += piece->length;
     fabric->counters.bytes += piece->length;
@@ -91,15 +88,12 @@ static bool send_part(struct net_fabric *fabric, struct fabric_link *link,
     put.bytes = left < NET_EAGER_BYTES ? (uint32_t)left : NET_EAGER_BYTES;
     if (put.bytes < left)
         put.signal_offset = UINT64_MAX;
-    struct fabric_message *message =
-        fabric_link_message(fabric, link, NET_WIRE_PUT, sizeof(put) + put.bytes);
-    if (!message)
+    uint8_t *part = fabric_link_add(fabric, link, sizeof(put) + put.bytes, 0, false);
+    if (!part)
         return false;
-    uint8_t *body = message->bytes + sizeof(struct net_wire);
-    memcpy(body, &put, sizeof(put));
-    memcpy(body + sizeof(put), write->src + write->offered, put.bytes);
-    if (!fabric_link_send(fabric, link, message))
-        return false;
+    memcpy(part, &put, sizeof(put));
+    memcpy(part + sizeof(put), write->src + write->offered, put.bytes);
+    fabric_link_go(fabric, link);
     fabric->counters.bytes += put.bytes;
     write->offered += put.bytes;
     return true;
@@ -143,12 +137,12 @@ static void offer_end(struct net_fabric *fabric, struct fabric_link *link,
 }
 
 void fabric_offers_taken(struct net_fabric *fabric, struct fabric_link *link,
-                         uint32_t number)
+                         uint16_t taken)
 {
     base_list_each(node, after, &link->offers)
     {
         struct fabric_piece *piece = base_container_of(node, struct fabric_piece, node);
-        if ((int32_t)(number - piece->offer.number) < 0)
+        if ((int16_t)(taken - (uint16_t)piece->offer.number) < 0)
             break;
         offer_end(fabric, link, piece);
     }
@@ -180,12 +174,12 @@ static void arrival_begin(struct fabric_link *link, struct fabric_piece *piece,
 }
 
 bool fabric_arrival_add(struct net_fabric *fabric, struct fabric_link *link,
-                        const struct net_wire_view *view)
+                        const struct net_wire_part *offered)
 {
     struct fabric_piece *piece = fabric_piece_get(fabric);
     if (!piece)
         return false;
-    arrival_begin(link, piece, &view->put, &view->offer);
+    arrival_begin(link, piece, &offered->put, &offered->offer);
     base_list_push_back(&link->arrivals, &piece->node);
     return true;
 }
@@ -205,23 +199,9 @@ static bool read_post(struct net_fabric *fabric, struct fabric_piece *piece)
     return error == 0;
 }
 
-static void say_taken(struct net_fabric *fabric, struct fabric_link *link)
-{
-    if (link->taken == link->taken_told || !fabric_link_room(link, 1))
-        return;
-    struct fabric_message *message =
-        fabric_link_message(fabric, link, NET_WIRE_TAKEN, sizeof(link->taken));
-    if (!message)
-        return;
-    memcpy(message->bytes + sizeof(struct net_wire), &link->taken, sizeof(link->taken));
-    if (fabric_link_send(fabric, link, message))
-        link->taken_told = link->taken;
-}
-
 void fabric_arrivals_attend(struct net_fabric *fabric, struct fabric_link *link,
                             uint32_t most)
 {
-    say_taken(fabric, link);
     base_list_each(node, after, &link->arrivals)
     {
         struct fabric_piece *piece = base_container_of(node, struct fabric_piece, node);
@@ -240,6 +220,8 @@ static void arrival_end(struct net_fabric *fabric, struct fabric_piece *piece)
     if (stamp == piece->wanted.stamp)
         fabric_carry_out(fabric, &piece->put, piece->bytes);
     link->taken = piece->wanted.number;
+    uint32_t owed = FABRIC_ACK_EVERY;
+    link->ack_owed += piece->wanted.lazy ? owed / FABRIC_TELL_LAZY : owed;
     link->num_arrivals--;
     fabric_piece_put(fabric, piece);
 }
@@ -263,7 +245,6 @@ void fabric_read_done(struct net_fabric *fabric, struct fabric_piece *piece, int
             break;
         arrival_end(fabric, piece);
     }
-    say_taken(fabric, link);
 }
 
 /* The provider may hold it still: then it is given back with its read. */

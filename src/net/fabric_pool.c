@@ -14,7 +14,7 @@ struct fabric_slab {
     struct fabric_message messages[FABRIC_SLAB];
 };
 
-static size_t message_bytes(bool large)
+size_t fabric_message_room(bool large)
 {
     size_t small =
         sizeof(struct net_wire) + sizeof(struct net_wire_put) + FABRIC_SMALL_PAYLOAD;
@@ -23,7 +23,7 @@ static size_t message_bytes(bool large)
 
 static bool slab_add(struct net_fabric *fabric, bool large)
 {
-    size_t each = (message_bytes(large) + 63) & ~(size_t)63;
+    size_t each = (fabric_message_room(large) + 63) & ~(size_t)63;
     struct fabric_slab *slab = base_alloc(fabric->env, 1, sizeof(*slab));
     if (!slab)
         return false;
@@ -55,7 +55,7 @@ struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payl
         return NULL;
     struct base_list *node = base_list_pop_front(list);
     struct fabric_message *message = base_container_of(node, struct fabric_message, node);
-    message->posted = false;
+    message->open = message->offers = message->posted = false;
     message->posted_at = 0;
     message->acked = false;
     message->link = NULL;

@@ -93,25 +93,25 @@ static void fill_put(const struct net_fabric_remote *remote,
 static enum hdl_status put_eager(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
                                  const struct net_wire_put *put,
-                                 const struct net_block blocks[2])
+                                 const struct net_block blocks[2], bool more)
 {
     struct fabric_link *link = remote->link;
+    size_t bytes = blocks[0].bytes + blocks[1].bytes;
     if (!fabric_link_room(link, 1))
         return HDL_PENDING;
-    struct fabric_message *message = fabric_link_message(
-        fabric, link, NET_WIRE_PUT, sizeof(*put) + blocks[0].bytes + blocks[1].bytes);
-    if (!message)
+    uint8_t *part = fabric_link_add(fabric, link, sizeof(*put) + bytes,
+                                    more ? NET_EAGER_BYTES - bytes : 0, false);
+    if (!part)
         return HDL_PENDING;
-    uint8_t *body = message->bytes + sizeof(struct net_wire);
-    memcpy(body, put, sizeof(*put));
-    body += sizeof(*put);
+    memcpy(part, put, sizeof(*put));
+    part += sizeof(*put);
     if (blocks[0].bytes)
-        memcpy(body, blocks[0].src, blocks[0].bytes);
+        memcpy(part, blocks[0].src, blocks[0].bytes);
     if (blocks[1].bytes)
-        memcpy(body + blocks[0].bytes, blocks[1].src, blocks[1].bytes);
-    if (!fabric_link_send(fabric, link, message))
-        return HDL_PENDING;
-    fabric->counters.bytes += blocks[0].bytes + blocks[1].bytes;
+        memcpy(part + blocks[0].bytes, blocks[1].src, blocks[1].bytes);
+    if (!more)
+        fabric_link_go(fabric, link);
+    fabric->counters.bytes += bytes;
     struct hdl_peer_window *owner = remote->owner;
     uint64_t puts = atomic_fetch_add_explicit(&owner->puts, 1, memory_order_relaxed) + 1;
     if (base_list_empty(&remote->writes))
@@ -124,7 +124,7 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
 static enum hdl_status put_write(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
                                  const struct net_wire_put *put, const void *src,
-                                 size_t bytes)
+                                 size_t bytes, bool lazy)
 {
     struct fabric_link *link = remote->link;
     struct base_list *last = link->writes.prev;
@@ -141,8 +141,12 @@ static enum hdl_status put_write(struct net_fabric *fabric,
         return HDL_PENDING;
     struct fabric_write *write = base_container_of(node, struct fabric_write, node);
     _Atomic uint64_t *puts = &remote->owner->puts;
-    *write = (struct fabric_write){
-        .link = link, .remote = remote, .src = src, .bytes = bytes, .put = *put};
+    *write = (struct fabric_write){.link = link,
+                                   .remote = remote,
+                                   .src = src,
+                                   .bytes = bytes,
+                                   .lazy = lazy,
+                                   .put = *put};
     write->ticket = atomic_fetch_add_explicit(puts, 1, memory_order_relaxed) + 1;
     base_list_push_back(&link->writes, &write->node);
     base_list_push_back(&remote->writes, &write->remote_node);
@@ -163,18 +167,19 @@ static enum hdl_status put_write(struct net_fabric *fabric,
 static enum hdl_status put_one(struct net_fabric *fabric,
                                struct net_fabric_remote *remote,
                                const struct net_block blocks[2], size_t signal_offset,
-                               uint64_t value, enum hdl_signal_op op)
+                               uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
     struct net_wire_put put;
     fill_put(remote, blocks, signal_offset, value, op, &put);
     if (blocks[0].bytes + blocks[1].bytes <= NET_EAGER_BYTES)
-        return put_eager(fabric, remote, &put, blocks);
-    return put_write(fabric, remote, &put, blocks[0].src, blocks[0].bytes);
+        return put_eager(fabric, remote, &put, blocks, hints & NET_PUT_MORE);
+    return put_write(fabric, remote, &put, blocks[0].src, blocks[0].bytes,
+                     hints & NET_PUT_LAZY);
 }
 
 static enum hdl_status fabric_put(struct hdl_peer_window *owner,
                                   const struct net_block blocks[2], size_t signal_offset,
-                                  uint64_t value, enum hdl_signal_op op)
+                                  uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
     if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
         return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
@@ -191,9 +196,11 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
         (remote->link->num_offers == FABRIC_OFFERS || !fabric_link_room(remote->link, 2)))
         status = HDL_PENDING;
     if (status == HDL_OK && apart)
-        status = put_one(fabric, remote, head, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET);
+        status =
+            put_one(fabric, remote, head, NET_NO_SIGNAL, 0, HDL_SIGNAL_SET, NET_PUT_MORE);
     if (status == HDL_OK)
-        status = put_one(fabric, remote, apart ? tail : blocks, signal_offset, value, op);
+        status = put_one(fabric, remote, apart ? tail : blocks, signal_offset, value, op,
+                         hints);
     fabric_unlock(fabric);
     return status;
 }
@@ -210,7 +217,7 @@ static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
                                      .offset = offset,
                                      .signal_offset = UINT64_MAX};
     fabric_lock(fabric);
-    enum hdl_status status = put_write(fabric, owner->fabric, &put, src, bytes);
+    enum hdl_status status = put_write(fabric, owner->fabric, &put, src, bytes, false);
     fabric_unlock(fabric);
     return status;
 }

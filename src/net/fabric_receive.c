@@ -86,13 +86,31 @@ static struct fabric_link *link_of(struct net_fabric *fabric,
     return link;
 }
 
+/* The offer of a message, if it has one. False: no memory for its payload. */
 static bool take_offer(struct net_fabric *fabric, struct fabric_link *link,
                        const struct net_wire_view *view)
 {
-    if (link->num_arrivals < 2 * FABRIC_OFFERS)
-        return fabric_arrival_add(fabric, link, view);
-    refuse(fabric, "more offers than anybody makes");
+    const uint8_t *at = view->parts;
+    size_t left = view->parts_bytes;
+    struct net_wire_part part;
+    while (net_wire_next(&at, &left, &part)) {
+        if (part.offered && link->num_arrivals < 2 * FABRIC_OFFERS)
+            return fabric_arrival_add(fabric, link, &part);
+        if (part.offered)
+            refuse(fabric, "more offers than anybody makes");
+    }
     return true;
+}
+
+static void take_puts(struct net_fabric *fabric, const struct net_wire_view *view)
+{
+    const uint8_t *at = view->parts;
+    size_t left = view->parts_bytes;
+    struct net_wire_part part;
+    while (net_wire_next(&at, &left, &part)) {
+        if (!part.offered)
+            fabric_carry_out(fabric, &part.put, part.payload);
+    }
 }
 
 static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size_t length)
@@ -109,6 +127,7 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
     fabric_link_alive(fabric, link);
     fabric_link_acknowledged(fabric, link, view.head.ack,
                              view.head.flags & NET_WIRE_RESEND);
+    fabric_offers_taken(fabric, link, view.head.taken);
     if (view.head.kind == NET_WIRE_ACK)
         return;
     if (base_list_empty(&link->busy))
@@ -126,17 +145,13 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
         return;
     }
     /* Without memory for its payload it has not come. */
-    if (view.head.kind == NET_WIRE_OFFER && !take_offer(fabric, link, &view))
+    if (view.head.kind == NET_WIRE_PUT && !take_offer(fabric, link, &view))
         return;
     link->expected++;
     link->ack_owed++;
     if (view.head.kind == NET_WIRE_PUT)
-        fabric_carry_out(fabric, &view.put, view.payload);
-    else if (view.head.kind == NET_WIRE_TAKEN)
-        fabric_offers_taken(fabric, link, view.taken);
-    else if (view.head.kind == NET_WIRE_PING)
-        link->taken_told = link->taken - 1; /* said again */
-    if (view.head.kind == NET_WIRE_HELLO || view.head.kind == NET_WIRE_PING)
+        take_puts(fabric, &view);
+    else
         link->ack_owed = FABRIC_ACK_EVERY;
 }
 

@@ -4,6 +4,41 @@
 
 #include <string.h>
 
+bool net_wire_next(const uint8_t **at, size_t *left, struct net_wire_part *part)
+{
+    struct net_wire_put *put = &part->put;
+    if (*left < sizeof(*put))
+        return false;
+    memcpy(put, *at, sizeof(*put));
+    part->payload = *at + sizeof(*put);
+    part->offered = put->op & NET_WIRE_OFFERED;
+    put->op &= ~NET_WIRE_OFFERED;
+    uint64_t bytes =
+        part->offered ? sizeof(part->offer) : (uint64_t)put->bytes + put->bytes2;
+    if (bytes > *left - sizeof(*put))
+        return false;
+    if (part->offered) {
+        if (put->bytes == 0 || put->bytes > NET_PIECE_BYTES || put->bytes2 != 0)
+            return false;
+        memcpy(&part->offer, part->payload, sizeof(part->offer));
+    }
+    *at += sizeof(*put) + bytes;
+    *left -= sizeof(*put) + bytes;
+    return true;
+}
+
+static bool parts_are_whole(const uint8_t *at, size_t left)
+{
+    struct net_wire_part part;
+    unsigned offers = 0;
+    do {
+        if (!net_wire_next(&at, &left, &part))
+            return false;
+        offers += part.offered;
+    } while (left > 0);
+    return offers <= 1;
+}
+
 bool net_wire_parse(const void *data, size_t length, uint64_t secret,
                     struct net_wire_view *view)
 {
@@ -29,25 +64,10 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
         return view->hello->address_length <= NET_MAX_ADDRESS &&
                (view->head.seq == 1 || (view->head.flags & NET_WIRE_RESTART));
     }
-    case NET_WIRE_TAKEN:
-        if (left != sizeof(view->taken) || view->head.seq <= 1)
-            return false;
-        memcpy(&view->taken, body, sizeof(view->taken));
-        return true;
-    case NET_WIRE_OFFER:
-        if (left != sizeof(view->put) + sizeof(view->offer) || view->head.seq <= 1)
-            return false;
-        memcpy(&view->put, body, sizeof(view->put));
-        memcpy(&view->offer, body + sizeof(view->put), sizeof(view->offer));
-        return view->put.bytes > 0 && view->put.bytes <= NET_PIECE_BYTES &&
-               view->put.bytes2 == 0;
     case NET_WIRE_PUT:
-        if (left < sizeof(view->put))
-            return false;
-        memcpy(&view->put, body, sizeof(view->put));
-        view->payload = body + sizeof(view->put);
-        return (uint64_t)view->put.bytes + view->put.bytes2 == left - sizeof(view->put) &&
-               view->head.seq > 1;
+        view->parts = body;
+        view->parts_bytes = left;
+        return parts_are_whole(body, left) && view->head.seq > 1;
     default:
         return false;
     }

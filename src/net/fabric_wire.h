@@ -11,10 +11,11 @@
 /*
  *  | net_wire 32 B | body by kind                                  |
  *                  | HELLO: secret, address of the sender          |
- *                  | PUT:   net_wire_put 72 B, payloads            |
- *                  | OFFER: net_wire_put, net_wire_offer: a        |
- *                  |        payload that waits to be read          |
- *                  | TAKEN: number of the last offer carried out   |
+ *                  | PUT:   one or more parts, each a net_wire_put |
+ *                  |        72 B and its payloads, or an offer:    |
+ *                  |        net_wire_put, net_wire_offer, for a    |
+ *                  |        payload that waits to be read; at most |
+ *                  |        one offer in a message                 |
  *                  | ACK:   nothing; not in the sequence (seq 0)   |
  *                  | PING:  nothing; asks for an ACK               |
  *                  | PROBE: nothing; seq is that of the next one:  |
@@ -31,22 +32,21 @@ enum net_wire_kind {
     NET_WIRE_PUT = 2,
     NET_WIRE_ACK = 3,
     NET_WIRE_PING = 4,
-    NET_WIRE_OFFER = 5,
-    NET_WIRE_TAKEN = 6,
-    NET_WIRE_PROBE = 7
+    NET_WIRE_PROBE = 5
 };
 enum {
     NET_WIRE_RESEND = 1, /* flag of ACK: a gap was seen */
     NET_WIRE_RESTART = 1 /* flag of HELLO: the numbers before it will not come */
 };
 
-#define NET_WIRE_MAGIC UINT32_C(0x31444c48)
+#define NET_WIRE_MAGIC UINT32_C(0x32444c48)
+#define NET_WIRE_OFFERED UINT32_C(0x80000000) /* with `op`: an offer follows */
 
 struct net_wire {
     uint32_t magic;
     uint8_t kind;
     uint8_t flags;
-    uint16_t reserved;
+    uint16_t taken;  /* the last offer carried out: low bits of its number */
     uint64_t source; /* id of the sending context */
     uint64_t secret; /* of the receiving context, from one of its handles */
     uint32_t seq;
@@ -84,7 +84,7 @@ struct net_wire_offer {
     uint64_t mr_key;
     uint64_t stamp;
     uint32_t number;
-    uint32_t reserved;
+    uint32_t lazy; /* the sender need not know at once that it was taken */
 };
 static_assert(sizeof(struct net_wire_offer) == 32, "wire format");
 
@@ -97,13 +97,20 @@ enum {
 struct net_wire_view {
     struct net_wire head;
     const struct net_wire_hello *hello;
-    struct net_wire_put put;
-    const uint8_t *payload;
-    struct net_wire_offer offer;
-    uint32_t taken;
+    const uint8_t *parts; /* of a PUT */
+    size_t parts_bytes;
 };
 bool net_wire_parse(const void *data, size_t length, uint64_t secret,
                     struct net_wire_view *view);
+
+struct net_wire_part {
+    struct net_wire_put put;
+    bool offered;
+    const uint8_t *payload;      /* not offered */
+    struct net_wire_offer offer; /* offered */
+};
+/* The next part of a PUT. False if there is none, or none that is well formed. */
+bool net_wire_next(const uint8_t **at, size_t *left, struct net_wire_part *part);
 /* Is the put inside a window of `bytes`, its signal aligned, its operator known? */
 bool net_wire_put_fits(const struct net_wire_put *put, size_t bytes);
 

@@ -77,7 +77,7 @@ struct net_ops {
     void (*drop)(struct hdl_peer_window *remote);
     enum hdl_status (*put)(struct hdl_peer_window *remote,
                            const struct net_block blocks[2], size_t signal_offset,
-                           uint64_t value, enum hdl_signal_op op);
+                           uint64_t value, enum hdl_signal_op op, unsigned hints);
     enum hdl_status (*put_exposed)(struct hdl_peer_window *remote,
                                    const struct net_exposed *exposed, size_t offset,
                                    const void *src, size_t bytes);

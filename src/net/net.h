@@ -167,6 +167,16 @@ bool net_handle_has_fabric(const void *handle, size_t length);
 enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
                         size_t bytes, size_t signal_offset, uint64_t value,
                         enum hdl_signal_op op);
+enum net_put_hint {
+    /* Another put to the peer follows at once: they may go as one message. This one goes
+     * with net_poll at the latest. */
+    NET_PUT_MORE = 1,
+    /* Nobody waits until it is delivered: net_put_done may count it late. */
+    NET_PUT_LAZY = 2
+};
+enum hdl_status net_put_hinted(struct hdl_peer_window *remote, size_t offset,
+                               const void *src, size_t bytes, size_t signal_offset,
+                               uint64_t value, enum hdl_signal_op op, unsigned hints);
 /* Two blocks under one signal. Together at most NET_EAGER_BYTES they go as one message;
  * else the first, at most NET_EAGER_BYTES, goes ahead. After HDL_PENDING both are to be
  * given again. */

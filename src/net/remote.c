@@ -137,9 +137,9 @@ static void copy_blocks(struct hdl_peer_window *remote, const struct net_block b
                       blocks[i].bytes >= BASE_SHARED_BYTES);
 }
 
-enum hdl_status net_put_two(struct hdl_peer_window *remote,
-                            const struct net_block blocks[2], size_t signal_offset,
-                            uint64_t value, enum hdl_signal_op op)
+static enum hdl_status put_blocks(struct hdl_peer_window *remote,
+                                  const struct net_block blocks[2], size_t signal_offset,
+                                  uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
     for (int i = 0; i < 2; i++) {
         enum hdl_status status =
@@ -148,7 +148,7 @@ enum hdl_status net_put_two(struct hdl_peer_window *remote,
             return status;
     }
     if (remote->ops->put)
-        return remote->ops->put(remote, blocks, signal_offset, value, op);
+        return remote->ops->put(remote, blocks, signal_offset, value, op, hints);
     copy_blocks(remote, blocks);
     if (signal_offset != NET_NO_SIGNAL)
         net_raise(remote->data, signal_offset, value, op);
@@ -157,12 +157,27 @@ enum hdl_status net_put_two(struct hdl_peer_window *remote,
     return HDL_OK;
 }
 
+enum hdl_status net_put_two(struct hdl_peer_window *remote,
+                            const struct net_block blocks[2], size_t signal_offset,
+                            uint64_t value, enum hdl_signal_op op)
+{
+    return put_blocks(remote, blocks, signal_offset, value, op, 0);
+}
+
 enum hdl_status net_put(struct hdl_peer_window *remote, size_t offset, const void *src,
                         size_t bytes, size_t signal_offset, uint64_t value,
                         enum hdl_signal_op op)
 {
     const struct net_block blocks[2] = {{.offset = offset, .src = src, .bytes = bytes}};
-    return net_put_two(remote, blocks, signal_offset, value, op);
+    return put_blocks(remote, blocks, signal_offset, value, op, 0);
+}
+
+enum hdl_status net_put_hinted(struct hdl_peer_window *remote, size_t offset,
+                               const void *src, size_t bytes, size_t signal_offset,
+                               uint64_t value, enum hdl_signal_op op, unsigned hints)
+{
+    const struct net_block blocks[2] = {{.offset = offset, .src = src, .bytes = bytes}};
+    return put_blocks(remote, blocks, signal_offset, value, op, hints);
 }
 
 enum hdl_status net_signal(struct hdl_peer_window *remote, size_t signal_offset,

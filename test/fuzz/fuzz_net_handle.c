@@ -33,13 +33,19 @@ static void fuzz_message(const uint8_t *data, size_t size)
         uint8_t address[NET_MAX_ADDRESS];
         memcpy(address, view.hello->address, view.hello->address_length);
     }
-    if (view.head.kind != NET_WIRE_PUT || !net_wire_put_fits(&view.put, sizeof(window)))
-        return;
-    memcpy(window + view.put.offset, view.payload, view.put.bytes);
-    memcpy(window + view.put.offset2, view.payload + view.put.bytes, view.put.bytes2);
-    if (view.put.signal_offset != UINT64_MAX)
-        net_raise(window, view.put.signal_offset, view.put.value,
-                  (enum hdl_signal_op)view.put.op);
+    struct net_wire_part part;
+    const uint8_t *at = view.parts;
+    size_t left = view.head.kind == NET_WIRE_PUT ? view.parts_bytes : 0;
+    while (net_wire_next(&at, &left, &part)) {
+        const struct net_wire_put *put = &part.put;
+        if (part.offered || !net_wire_put_fits(put, sizeof(window)))
+            continue;
+        memcpy(window + put->offset, part.payload, put->bytes);
+        memcpy(window + put->offset2, part.payload + put->bytes, put->bytes2);
+        if (put->signal_offset != UINT64_MAX)
+            net_raise(window, put->signal_offset, put->value,
+                      (enum hdl_signal_op)put->op);
+    }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -13,9 +13,7 @@
 
 struct held_put {
     uint32_t rank;
-    size_t offset, signal, bytes;
-    uint64_t flag;
-    const void *src;
+    struct moe_put put;
 };
 
 struct crowd_peers {
@@ -30,8 +28,8 @@ struct crowd_peers {
 
 static void deliver(struct crowd_peers *p, size_t i)
 {
-    struct held_put put = p->puts[i];
-    uint8_t *to = p->crowd->arena[put.rank];
+    struct moe_put put = p->puts[i].put;
+    uint8_t *to = p->crowd->arena[p->puts[i].rank];
     p->puts[i] = p->puts[--p->num_held];
     if (put.bytes > 0)
         memcpy(to + put.offset, put.src, put.bytes);
@@ -82,16 +80,15 @@ static void peers_ring(struct moe_peers *peers, uint32_t rank)
     delay(base_container_of(peers, struct crowd_peers, base));
 }
 
-static enum hdl_status peers_put(struct moe_peers *peers, uint32_t rank, size_t offset,
-                                 const void *src, size_t bytes, size_t signal,
-                                 uint64_t flag)
+static enum hdl_status peers_put(struct moe_peers *peers, uint32_t rank,
+                                 const struct moe_put *put)
 {
     struct crowd_peers *p = base_container_of(peers, struct crowd_peers, base);
     if (p->num_held == p->room) {
         p->room = 2 * p->room + 64;
         p->puts = realloc(p->puts, p->room * sizeof(*p->puts));
     }
-    p->puts[p->num_held++] = (struct held_put){rank, offset, signal, bytes, flag, src};
+    p->puts[p->num_held++] = (struct held_put){rank, *put};
     p->issued++;
     deliver_some(p, !p->seed);
     delay(p);

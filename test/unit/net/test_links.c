@@ -233,8 +233,11 @@ static void body_losses(struct pair *pair)
         if (pair->side == n % 2)
             net_test_lose(pair->net, (uint32_t)n / 4, n & 2 ? remote : NULL);
         memset(src, n, PIECES);
-        for (int k = 0; k < 6; k++)
-            CHECK(hdl_signal(remote, FLAG, 1, HDL_SIGNAL_ADD) == HDL_OK);
+        for (int k = 0; k < 6; k++) { /* some with a message of their own */
+            while (net_put_hinted(remote, 0, NULL, 0, FLAG, 1, HDL_SIGNAL_ADD,
+                                  k < 3 ? 0 : NET_PUT_MORE) == HDL_PENDING)
+                net_poll(pair->net);
+        }
         size_t bytes = n % 3 ? NET_PIECE_BYTES * 2 + 5 : 9000;
         CHECK(hdl_put(remote, 0, src, bytes, FLAG, 1, HDL_SIGNAL_ADD) == HDL_OK);
         CHECK(hdl_flush(remote, 20000000) == HDL_OK);

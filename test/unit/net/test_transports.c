@@ -76,6 +76,40 @@ static void body_flood(struct pair *pair)
     net_window_destroy(window);
 }
 
+/* Puts that say that more follow, small and large ones, lazy or not, arrive whole and
+ * once, also the last one, which nothing follows. */
+static void body_more(struct pair *pair)
+{
+    enum { ROUNDS = 30, PUTS = 20, LARGE = 20000 };
+    static const size_t most[] = {1, 100, 2000, NET_EAGER_BYTES, LARGE};
+    struct hdl_window *window = pair_window(pair, 0, 64 + PUTS * LARGE);
+    struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+    uint8_t *src = malloc(LARGE);
+    const uint8_t *data = net_window_data(window);
+    uint64_t seed = 5; /* the same sizes on both sides */
+    for (uint64_t round = 1; round <= ROUNDS; round++) {
+        size_t bytes[PUTS];
+        for (size_t i = 0; i < PUTS; i++) {
+            bytes[i] = base_splitmix_below(&seed, most[base_splitmix_below(&seed, 5)]);
+            unsigned hints = base_splitmix_below(&seed, 4) > 0 ? NET_PUT_MORE : 0;
+            hints |= base_splitmix_below(&seed, 2) ? NET_PUT_LAZY : 0;
+            memset(src, (int)(round + i), bytes[i]);
+            while (net_put_hinted(remote, 64 + i * LARGE, src, bytes[i], 0, 1,
+                                  HDL_SIGNAL_ADD, hints) == HDL_PENDING)
+                net_poll(pair->net);
+        }
+        CHECK(word_is(window, 0, round * PUTS));
+        for (size_t i = 0; i < PUTS; i++)
+            for (size_t b = 0; b < bytes[i]; b++)
+                CHECK(data[64 + i * LARGE + b] == (uint8_t)(round + i));
+        pair_meet(pair);
+    }
+    free(src);
+    pair_meet(pair);
+    net_remote_close(remote);
+    net_window_destroy(window);
+}
+
 /* What is wrong is refused here and changes nothing there. */
 static void body_bounds(struct pair *pair)
 {
@@ -310,6 +344,8 @@ static bool fabric_works(void)
 
 OVER(put, SHM)
 OVER(put, FABRIC)
+OVER(more, SHM)
+OVER(more, FABRIC)
 OVER(flood, SHM)
 OVER(flood, FABRIC)
 OVER(bounds, SHM)
@@ -395,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_handle),       cmocka_unit_test(test_self),
         cmocka_unit_test(test_put_SHM),      cmocka_unit_test(test_put_FABRIC),
         cmocka_unit_test(test_flood_SHM),    cmocka_unit_test(test_flood_FABRIC),
+        cmocka_unit_test(test_more_SHM),     cmocka_unit_test(test_more_FABRIC),
         cmocka_unit_test(test_bounds_SHM),   cmocka_unit_test(test_bounds_FABRIC),
         cmocka_unit_test(test_sleep_SHM),    cmocka_unit_test(test_sleep_FABRIC),
         cmocka_unit_test(test_ping_SHM),     cmocka_unit_test(test_ping_FABRIC),
