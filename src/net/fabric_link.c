@@ -406,8 +406,9 @@ static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int6
     if (link->users == 0 &&
         now - link->down_since > (link->opened ? give_up_ns : forget_ns))
         link_drop(fabric, link);
-    if (link->base == link->tail && !link_moves(link)) {
-        if (link->users == 0 || link->tail == 1)
+    /* An answer, or the end of a read, tells that the link is back. */
+    if (link->base == link->tail && link->num_arrivals == 0) {
+        if (!link_moves(link) && (link->users == 0 || link->tail == 1))
             link->down_since = 0; /* nobody to ask, nothing to ask about */
         else
             fabric_link_ping(fabric, link);
@@ -415,7 +416,6 @@ static void link_retry(struct net_fabric *fabric, struct fabric_link *link, int6
     (void)link_late(fabric, link, now);
     link->post = link->base;
     link_pump(fabric, link);
-    /* One read at a time tells whether the link is back. */
     fabric_arrivals_attend(fabric, link, 1);
 }
 
