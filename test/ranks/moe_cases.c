@@ -550,9 +550,9 @@ static void no_gpu(struct hdl_moe_opts a)
     CHECK(strstr(hdl_error_detail(), "CUDA driver") ||
               strstr(hdl_error_detail(), "device 4096 of"),
           "%s", hdl_error_detail());
-    a.combine_wire = HDL_MOE_WIRE_F32;
+    a.protocol = HDL_MOE_BULK;
     CHECK_STATUS(hdl_moe_create(self.group, &a, &moe), HDL_ENOTSUP);
-    rank_check_text(hdl_error_detail(), "combine_wire 1", NULL);
+    rank_check_text(hdl_error_detail(), "protocol 3", NULL);
 }
 
 static void disagree(void)
