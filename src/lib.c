@@ -143,6 +143,17 @@ static enum hdl_status parse_transport(const char *text, enum net_transport *tra
     return base_fail(HDL_EINVAL, "transport \"%s\" is none of auto, shm, fabric", text);
 }
 
+static void rank_ended(void *net, int32_t rank)
+{
+    net_rank_lost(net, rank);
+}
+
+static void destroy_net(struct hdl_context *context)
+{
+    host_on_end(context->host, NULL, NULL);
+    net_destroy(context->net);
+}
+
 static enum hdl_status create_net(struct hdl_context *context,
                                   enum net_transport transport)
 {
@@ -162,7 +173,10 @@ static enum hdl_status create_net(struct hdl_context *context,
         .transport = transport,
         .single_host = host_single_host(context->host),
     };
-    return net_create(&context->env, &exchange, &opts, &context->net);
+    enum hdl_status status = net_create(&context->env, &exchange, &opts, &context->net);
+    if (status == HDL_OK)
+        host_on_end(context->host, rank_ended, context->net);
+    return status;
 }
 
 enum hdl_status hdl_context_create(const struct hdl_context_opts *given,
@@ -200,13 +214,13 @@ enum hdl_status hdl_context_create(const struct hdl_context_opts *given,
         goto destroy_host;
     status = group_engine_create(&made->env, made->host, made->net, &made->engine);
     if (status != HDL_OK)
-        goto destroy_net;
+        goto no_engine;
     made->magic = CONTEXT_MAGIC;
     *context = made;
     return HDL_OK;
 
-destroy_net:
-    net_destroy(made->net);
+no_engine:
+    destroy_net(made);
 destroy_host:
     host_destroy(made->host);
 free_context:
@@ -232,7 +246,7 @@ void hdl_context_destroy(struct hdl_context *context)
     context->magic = 0;
     group_destroy_all(context->engine);
     group_engine_destroy(context->engine);
-    net_destroy(context->net);
+    destroy_net(context);
     host_destroy(context->host);
     struct base_env env = context->env;
     base_free(&env, context);

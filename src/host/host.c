@@ -271,6 +271,7 @@ static void free_host(struct host *host)
     host_boot_unpublish(&host->boot);
     (void)pthread_mutex_destroy(&host->command_lock);
     (void)pthread_mutex_destroy(&host->state_lock);
+    (void)pthread_mutex_destroy(&host->end_lock);
     (void)pthread_mutex_destroy(&host->offer_lock);
     sodium_memzero(host->key, sizeof(host->key));
     sodium_memzero(&host->boot, sizeof(host->boot));
@@ -299,6 +300,7 @@ enum hdl_status host_create(struct base_env *env, const struct host_opts *opts,
     host->leave_command.run = host_leave_begin;
     (void)pthread_mutex_init(&host->command_lock, NULL);
     (void)pthread_mutex_init(&host->state_lock, NULL);
+    (void)pthread_mutex_init(&host->end_lock, NULL);
     (void)pthread_mutex_init(&host->offer_lock, NULL);
     base_list_init(&host->commands);
     base_list_init(&host->offers);

@@ -72,6 +72,10 @@ int32_t host_num_ranks(const struct host *host); /* of the job */
  * address tell: true is sure, false is not. */
 bool host_single_host(const struct host *host);
 
+/* `ended` is called on the control thread with the rank of each process of this host that
+ * ends without having left, or after the coordinator. NULL = nobody is told any more. */
+void host_on_end(struct host *host, void (*ended)(void *user, int32_t rank), void *user);
+
 /* Lines about job, coordinator, neighbours and counters; terminated, cut if too long.
  * Returns their length. Not on the control thread. */
 size_t host_describe(struct host *host, char *text, size_t room);

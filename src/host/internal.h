@@ -137,6 +137,10 @@ struct host {
     bool last_refusal_config; /* token or version */
     int64_t refused_since_ns;
 
+    pthread_mutex_t end_lock;
+    void (*ended)(void *user, int32_t rank);
+    void *ended_user;
+
     pthread_mutex_t offer_lock;
     struct base_list offers;
 

@@ -49,11 +49,24 @@ static const struct host_conn_ops watch_ops = {
     .closed = watch_closed,
 };
 
+void host_on_end(struct host *host, void (*ended)(void *user, int32_t rank), void *user)
+{
+    (void)pthread_mutex_lock(&host->end_lock);
+    host->ended = ended;
+    host->ended_user = user;
+    (void)pthread_mutex_unlock(&host->end_lock);
+}
+
 static void report_end(struct host_watch *watch)
 {
-    struct host_later *later = host_later_add(watch->host, HOST_LATER_AGENT_EXITED, 0);
+    struct host *host = watch->host;
+    struct host_later *later = host_later_add(host, HOST_LATER_AGENT_EXITED, 0);
     if (later)
         later->rank_epoch = watch->rank_epoch;
+    (void)pthread_mutex_lock(&host->end_lock);
+    if (host->ended)
+        host->ended(host->ended_user, (int32_t)ctl_rank_epoch_rank(watch->rank_epoch));
+    (void)pthread_mutex_unlock(&host->end_lock);
 }
 
 static void tell_exit(struct host_watch *watch, _Atomic uint64_t *counter)

@@ -120,6 +120,17 @@ static void test_lost(void)
     }
 }
 
+/* So does one for the rank that told of deaths. */
+static void test_orphaned(void)
+{
+    if (self.rank == 0)
+        _exit(0);
+    CHECK_STATUS(hdl_window_wait(window, FLAG, ROUNDS + 1, before, HDL_FOREVER),
+                 HDL_EPEER);
+    if (!hdl_peer_window_map(before))
+        CHECK_STATUS(hdl_signal(before, COUNTER, 1, HDL_SIGNAL_ADD), HDL_EPEER);
+}
+
 int main(void)
 {
     rank_join(&self);
@@ -127,8 +138,10 @@ int main(void)
     test_put();
     test_add();
     test_refused();
-    if (self.size > 2)
+    if (self.size > 2) {
         test_lost();
+        test_orphaned();
+    }
     hdl_window_close(next);
     hdl_window_close(before);
     hdl_window_destroy(window);
