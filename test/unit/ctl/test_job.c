@@ -147,7 +147,7 @@ static enum hdl_status start_agent(struct job *job, int i)
     return status;
 }
 
-static enum hdl_status job_open(struct job *job)
+static enum hdl_status job_start(struct job *job)
 {
     struct ctl_coordinator_options options = {.num_ranks = RANKS, .host_id = 1};
     job->now = SECOND;
@@ -156,6 +156,13 @@ static enum hdl_status job_open(struct job *job)
     for (int i = 0; i < RANKS && status == HDL_OK; i++)
         status = start_agent(job, i);
     return status;
+}
+
+static void job_open(struct job *job)
+{
+    base_env_init(&job->env);
+    job->env.log_level = -1;
+    assert_ok(job_start(job));
 }
 
 static void job_close(struct job *job)
@@ -228,8 +235,7 @@ static void kill_agent(struct job *job, int i)
 static void test_all_start(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    assert_ok(job_open(&job));
+    job_open(&job);
     for (int i = 0; i < RANKS; i++) {
         enter(&job, i, "64");
         assert_int_equal(job.started[0], i == RANKS - 1);
@@ -250,9 +256,7 @@ static void test_a_difference_fails_all(void **state)
 {
     for (int odd = 1; odd < RANKS; odd++) {
         struct job job = {0};
-        base_env_init(&job.env);
-        job.env.log_level = -1;
-        assert_ok(job_open(&job));
+        job_open(&job);
         for (int i = 0; i < RANKS; i++)
             enter(&job, i, i == odd ? "128" : "64");
         for (int i = 0; i < RANKS; i++) {
@@ -269,8 +273,7 @@ static void test_a_difference_fails_all(void **state)
 static void test_timeout_lists_the_missing(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    assert_ok(job_open(&job));
+    job_open(&job);
     enter(&job, 1, "64");
     pass(&job, 11 * SECOND);
     assert_int_equal(job.status[1], HDL_ETIMEDOUT);
@@ -284,9 +287,7 @@ static void test_a_killed_founder_fails_the_others(void **state)
 {
     for (int early = 0; early < 2; early++) {
         struct job job = {0};
-        base_env_init(&job.env);
-        job.env.log_level = -1;
-        assert_ok(job_open(&job));
+        job_open(&job);
         enter(&job, 0, "64");
         if (early)
             enter(&job, 2, "64");
@@ -312,9 +313,7 @@ static void test_a_killed_founder_fails_the_others(void **state)
 static void test_a_second_start_is_not_blocked(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    job.env.log_level = -1;
-    assert_ok(job_open(&job));
+    job_open(&job);
     enter(&job, 0, "64");
     kill_agent(&job, 2);
     pass(&job, SECOND);
@@ -335,8 +334,7 @@ static void test_a_second_start_is_not_blocked(void **state)
 static void test_an_occupied_rank(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    assert_ok(job_open(&job));
+    job_open(&job);
     struct ctl_agent *holder = job.agents[2];
     uint64_t conn = job.conns[2];
     assert_ok(start_agent(&job, 2));
@@ -390,8 +388,7 @@ static void reconnect(struct job *job, struct ctl_agent *a)
 static void test_a_newcomer_was_first(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    assert_ok(job_open(&job));
+    job_open(&job);
     struct ctl_agent *holder = job.agents[1];
     restart(&job);
     assert_ok(start_agent(&job, 1));
@@ -409,9 +406,7 @@ static void test_a_fenced_one_was_first(void **state)
 {
     for (int order = 0; order < 3; order++) {
         struct job job = {0};
-        base_env_init(&job.env);
-        job.env.log_level = -1;
-        assert_ok(job_open(&job));
+        job_open(&job);
         struct ctl_agent *fenced = job.agents[1];
         coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
                                                           .conn = job.conns[1]});
@@ -445,9 +440,7 @@ static void test_a_fenced_one_was_first(void **state)
 static void test_two_came_in_between(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    job.env.log_level = -1;
-    assert_ok(job_open(&job));
+    job_open(&job);
     ctl_agent_destroy(job.agents[1]);
     struct ctl_agent *came[2];
     for (int i = 0; i < 2; i++) {
@@ -469,9 +462,7 @@ static void test_two_came_in_between(void **state)
 static void test_fenced_and_no_coordinator(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    job.env.log_level = -1;
-    assert_ok(job_open(&job));
+    job_open(&job);
     ctl_coordinator_destroy(job.coordinator);
     job.coordinator = NULL;
     struct ctl_bytes *bytes =
@@ -489,9 +480,7 @@ static void test_fenced_and_no_coordinator(void **state)
 static void test_another_version_is_refused(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    job.env.log_level = -1;
-    assert_ok(job_open(&job));
+    job_open(&job);
     struct ctl_msg msg = {
         .type = CTL_MSG_HELLO,
         .hello = {.magic = CTL_WIRE_MAGIC, .version = CTL_WIRE_VERSION + 1}};
@@ -514,9 +503,7 @@ static void test_another_version_is_refused(void **state)
 static void test_garbage_closes_only_its_connection(void **state)
 {
     struct job job = {0};
-    base_env_init(&job.env);
-    job.env.log_level = -1;
-    assert_ok(job_open(&job));
+    job_open(&job);
     coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
                                                       .conn = 99});
     coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
@@ -541,7 +528,7 @@ static void test_out_of_memory(void **state)
         base_env_init(&job.env);
         faults_init(&faults, &job.env, n);
         job.env.log_level = -1;
-        enum hdl_status status = job_open(&job);
+        enum hdl_status status = job_start(&job);
         for (int i = 0; i < RANKS && status == HDL_OK && !job.dead; i++)
             enter(&job, i, "64");
         job_close(&job);
