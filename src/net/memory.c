@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,6 +19,12 @@ enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void 
     size_t mapped;
     if (bytes == 0 || !base_align_up(bytes, MEMORY_PAGE, &mapped) || mapped > INT64_MAX)
         return base_fail(HDL_EINVAL, "window of %zu bytes", bytes);
+    /* Beyond it ftruncate ends the process with SIGXFSZ. */
+    struct rlimit most;
+    if (getrlimit(RLIMIT_FSIZE, &most) == 0 && mapped > most.rlim_cur)
+        return base_fail(HDL_ENOMEM,
+                         "memfd of %zu bytes, and the limit of files (ulimit -f) is %llu",
+                         mapped, (unsigned long long)most.rlim_cur);
     int new_fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (new_fd < 0)
         return base_fail_errno(HDL_ESYSTEM, errno, "memfd for %zu bytes", mapped);

@@ -10,6 +10,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 static const char *const loopback = "127.0.0.1";
@@ -251,6 +252,13 @@ static void test_arguments(void **state)
     assert_status(net_window_create(pair.net, 0, &window), HDL_EINVAL);
     assert_status(net_window_create(pair.net, SIZE_MAX, &window), HDL_EINVAL);
     assert_status(net_window_create(pair.net, (size_t)1 << 60, &window), HDL_ENOMEM);
+    struct rlimit files;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &files), 0);
+    const struct rlimit small = {.rlim_cur = 8192, .rlim_max = files.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_status(net_window_create(pair.net, 8193, &window), HDL_ENOMEM);
+    assert_detail("ulimit -f");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &files), 0);
     window = pair_window(&pair, 0, 100);
     const uint8_t *handle = shared->handles[0][0].bytes;
     size_t length = shared->handles[0][0].length;
