@@ -335,7 +335,7 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_evict(struct hdl_group *group,
  * is reached again (for these two no other call may be inside the group). The next call
  * of a collective is operation *first (may be NULL) of the members. Operations that are
  * open over {rank} are finished before. HDL_ECONFIG: options differ from the members';
- * HDL_EPEER: all members are gone. */
+ * HDL_EPEER: all members are gone, or one went meanwhile: call again. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_group_join(struct hdl_group *group, int64_t timeout_us, uint64_t *first);
 /* Removes the own rank: collectives then return HDL_ENOTMEMBER, hdl_group_join comes

@@ -55,16 +55,10 @@ static enum hdl_status open_remotes(struct group_arena *arena,
                              "arena: rank %u asks for %zu bytes, rank %u for %llu",
                              group->rank, bytes, r, (unsigned long long)note->bytes);
         enum hdl_status status =
-            net_remote_open(group->engine->net, note->handle, note->length,
-                            NET_READ | NET_WRITE | NET_GROUP, &arena->remote[r]);
-        /* It has been removed meanwhile and took its arena back. */
-        if (status == HDL_EINVAL)
-            status = HDL_EPEER;
-        if (status != HDL_OK) {
-            base_fail_append(" (opening the arena of rank %u)", r);
+            group_open_memory(group, r, note->handle, note->length, NET_READ | NET_WRITE,
+                              &arena->remote[r]);
+        if (status != HDL_OK)
             return status;
-        }
-        net_remote_write_as(arena->remote[r], group->rank, &group->writers[group->rank]);
     }
     return HDL_OK;
 }

@@ -98,11 +98,9 @@ static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
     struct group_reach *reach = base_alloc(group->engine->env, 1, sizeof(*reach));
     if (!reach)
         return HDL_ENOMEM;
-    enum hdl_status status = net_remote_open(
-        net, handle->data, handle->size,
-        (near ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP, &reach->remote);
-    if (status == HDL_OK)
-        net_remote_write_as(reach->remote, group->rank, &group->writers[group->rank]);
+    enum hdl_status status =
+        group_open_memory(group, rank, handle->data, handle->size,
+                          near ? NET_READ : NET_READ | NET_WRITE, &reach->remote);
     reach->references = 1;
     reach->rank_epoch = slot->rank_epoch;
     if (status == HDL_OK && near) {
@@ -110,7 +108,6 @@ static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
         status = group_segment_check(group, rank, reach->segment);
     }
     if (status != HDL_OK) {
-        base_fail_append(" (opening the memory of rank %u)", rank);
         group_reach_unref(group->engine->env, reach);
         return status;
     }

@@ -128,16 +128,10 @@ static enum hdl_status open_peer(struct hdl_group *group, uint32_t rank,
                                  const struct ctl_bytes *handle, unsigned access)
 {
     struct group_peer *peer = &group->peer[rank];
-    enum hdl_status status = net_remote_open(group->engine->net, handle->data,
-                                             handle->size, access, &peer->remote);
-    if (status == HDL_EINVAL) /* it has given up already, and took its memory back */
-        status = HDL_EPEER;
+    enum hdl_status status =
+        group_open_memory(group, rank, handle->data, handle->size, access, &peer->remote);
     if (status == HDL_OK && is_near(group, handle))
         status = group_peer_map(group, rank, net_remote_map(peer->remote));
-    if (status != HDL_OK)
-        base_fail_append(" (opening the memory of rank %u)", rank);
-    else
-        net_remote_write_as(peer->remote, group->rank, &group->writers[group->rank]);
     return status;
 }
 
@@ -150,7 +144,7 @@ static enum hdl_status open_peers(struct hdl_group *group, const struct ctl_view
         group_admit_writer(group, r, group->peer[r].rank_epoch);
         if (r != group->rank && endpoint_of(view, r))
             status = open_peer(group, r, endpoint_of(view, r),
-                               (mapped ? NET_READ : NET_READ | NET_WRITE) | NET_GROUP);
+                               mapped ? NET_READ : NET_READ | NET_WRITE);
     }
     return status;
 }

@@ -134,6 +134,20 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     return HDL_OK;
 }
 
+enum hdl_status group_open_memory(struct hdl_group *group, uint32_t rank,
+                                  const void *handle, size_t length, unsigned access,
+                                  struct hdl_peer_window **remote)
+{
+    enum hdl_status status =
+        net_remote_open(group->engine->net, handle, length, access | NET_GROUP, remote);
+    if (status == HDL_OK)
+        net_remote_write_as(*remote, group->rank, &group->writers[group->rank]);
+    else
+        base_fail_append(" (opening the memory of rank %u)", rank);
+    /* It has given up or left meanwhile, and took its memory back. */
+    return status == HDL_EINVAL ? HDL_EPEER : status;
+}
+
 enum hdl_status group_segment_check(const struct hdl_group *group, uint32_t rank,
                                     const void *segment)
 {

@@ -191,6 +191,11 @@ struct hdl_group {
 enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
                            const struct group_shape *shape, uint32_t rank, void *segment,
                            struct ctl_view *view);
+/* Memory that a rank made for this group, by its handle; HDL_EPEER if it is not offered
+ * any more. */
+enum hdl_status group_open_memory(struct hdl_group *group, uint32_t rank,
+                                  const void *handle, size_t length, unsigned access,
+                                  struct hdl_peer_window **remote);
 /* Is the mapped memory a segment of that rank, of the same shape? */
 enum hdl_status group_segment_check(const struct hdl_group *group, uint32_t rank,
                                     const void *segment);

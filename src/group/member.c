@@ -44,7 +44,9 @@ static enum hdl_status propose(struct hdl_group *group, enum ctl_proposal_kind k
     status = host_group_propose(group->host_group, kind, slots, (uint32_t)num_ranks,
                                 timeout_ns, NULL, first);
     base_free(group->engine->env, slots);
-    return status;
+    /* What ended the group says more than that the question ended with it. */
+    enum hdl_status over = status == HDL_EABORTED ? group_check(group) : HDL_OK;
+    return over != HDL_OK ? over : status;
 }
 
 /* --------------------------------------------- what data threads still have to see */
