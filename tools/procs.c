@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
@@ -396,26 +397,36 @@ close_pipes:
     return HDL_ESYSTEM;
 }
 
-/* A port that was free a moment ago. */
+/* A port of the address that was free a moment ago; false if this machine lacks it. */
+static bool free_port(struct procs *procs, struct sockaddr *addr, socklen_t length)
+{
+    int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool found = fd >= 0 && bind(fd, addr, length) == 0 &&
+                 getsockname(fd, addr, &length) == 0 &&
+                 getnameinfo(addr, length, NULL, 0, procs->port, sizeof(procs->port),
+                             NI_NUMERICSERV) == 0;
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    errno = error;
+    return found;
+}
+
+/* On the loopback address of IPv4, else of IPv6. */
 static enum hdl_status choose_port(struct procs *procs)
 {
-    if (procs->spec.master_port != 0) {
+    struct sockaddr_in v4 = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6,
+                              .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    if (!free_port(procs, (struct sockaddr *)&v4, sizeof(v4))) {
+        if (!free_port(procs, (struct sockaddr *)&v6, sizeof(v6)))
+            return base_fail_errno(HDL_ESYSTEM, errno, "search of a free port");
+        if (!procs->spec.master_addr)
+            procs->spec.master_addr = "::1";
+    }
+    if (procs->spec.master_port != 0)
         snprintf(procs->port, sizeof(procs->port), "%u", procs->spec.master_port);
-        return HDL_OK;
-    }
-    struct sockaddr_in addr = {.sin_family = AF_INET};
-    addr.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t length = sizeof(addr);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&addr, length) != 0 ||
-        getsockname(fd, (struct sockaddr *)&addr, &length) != 0) {
-        base_fail_errno(HDL_ESYSTEM, errno, "search of a free port");
-        if (fd >= 0)
-            close(fd);
-        return HDL_ESYSTEM;
-    }
-    close(fd);
-    snprintf(procs->port, sizeof(procs->port), "%u", ntohs(addr.sin_port));
     return HDL_OK;
 }
 

@@ -25,7 +25,7 @@ struct procs_spec {
         *env; /* further "NAME=value" for every rank, NULL at the end; or NULL */
     const int *netns_fds; /* per rank: network namespace to enter, -1 = stay; or NULL */
     const char *const *addrs; /* per rank: HEDDLE_INTERFACE; or NULL */
-    const char *master_addr;  /* NULL = 127.0.0.1 */
+    const char *master_addr;  /* NULL = 127.0.0.1, or ::1 where that is missing */
     uint16_t master_port;     /* 0 = a free one */
     int64_t timeout_ns;       /* of the whole run; 0 = none */
     int64_t grace_ns;     /* after the first failure the others get so long, then SIGTERM,

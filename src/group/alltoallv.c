@@ -98,11 +98,11 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
         if (n == 0 || !mapped_takes_part(op, r, chunk))
             continue;
         char *dst = (char *)op->dst + (op->arrays.dst_displs[r] + begin) * op->elem;
-        const char *own =
-            (const char *)op->src + (op->arrays.src_displs[r] + begin) * op->elem;
-        const void *src = r == group->rank ? (const void *)own
-                                           : mapped_input(op, r, chunk) +
-                                                 group->rank * op->chunk_elems * op->elem;
+        const void *src =
+            r == group->rank
+                ? (const char *)op->src + (op->arrays.src_displs[r] + begin) * op->elem
+                : (const char *)mapped_input(op, r, chunk) +
+                      group->rank * op->chunk_elems * op->elem;
         mapped_deliver(op, dst, src, n * op->elem);
     }
     return HDL_OK;

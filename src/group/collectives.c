@@ -117,8 +117,9 @@ static void check_displs(struct group_request *request, const size_t *counts,
     }
     for (uint32_t r = 0; r < request->array_size; r++) {
         size_t end;
-        if (!base_add_size(displs[r], counts[r], &end) ||
-            !base_mul_size(end, request->elem ? request->elem : 1, &end))
+        if (counts[r] > 0 &&
+            (!base_add_size(displs[r], counts[r], &end) ||
+             !base_mul_size(end, request->elem ? request->elem : 1, &end)))
             refuse(request, "displs and counts overflow at rank", r);
     }
 }

@@ -66,13 +66,13 @@ static enum hdl_status scatter_pull(struct hdl_op *op, uint64_t chunk)
 {
     uint32_t rank = op->group->rank;
     size_t begin, n = mapped_range(op, chunk, count_of(op, rank), &begin);
-    char *dst = (char *)op->dst + begin * op->elem;
+    if (n == 0)
+        return HDL_OK;
     const void *src =
         mapped_is_root(op)
             ? (const void *)(block_of(op, rank) + begin * op->elem)
             : mapped_input(op, (uint32_t)op->desc.root, chunk) + offset_of(op, rank);
-    if (n > 0)
-        mapped_deliver(op, dst, src, n * op->elem);
+    mapped_deliver(op, (char *)op->dst + begin * op->elem, src, n * op->elem);
     return HDL_OK;
 }
 

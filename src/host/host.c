@@ -163,13 +163,13 @@ static enum hdl_status not_reached(struct host *host, int64_t timeout_ns)
     if (boot->mode == HOST_BOOT_EXACT || boot->mode == HOST_BOOT_RANGE)
         (void)snprintf(place, sizeof(place), "%s port %u%s", boot->addr.host,
                        boot->addr.port,
-                       boot->mode == HOST_BOOT_RANGE ? " and after" : "");
+                       boot->mode == HOST_BOOT_RANGE ? " or the 15 after it" : "");
     (void)pthread_mutex_lock(&host->state_lock);
-    enum hdl_status status =
-        base_fail(host->last_refusal_config ? HDL_ECONFIG : HDL_ETIMEDOUT,
-                  "rank %d of %d found no coordinator at %s in %lld ms%s%s", host->rank,
-                  host->num_ranks, place, (long long)(timeout_ns / BASE_NS_PER_MS),
-                  host->last_refusal[0] ? ", last: " : "", host->last_refusal);
+    enum hdl_status status = base_fail(
+        host->last_refusal_config ? HDL_ECONFIG : HDL_ETIMEDOUT,
+        "rank %d of %d found no coordinator at %s within %lld ms%s%s", host->rank,
+        host->num_ranks, place, (long long)(timeout_ns / BASE_NS_PER_MS),
+        host->last_refusal[0] ? ", last: " : "", host->last_refusal);
     (void)pthread_mutex_unlock(&host->state_lock);
     return status;
 }

@@ -90,6 +90,10 @@ def test_run():
         done = heddle("run", "-n", 4, "--hosts", 2, "--", "sh", "-c", "echo $LOCAL_RANK $LOCAL_WORLD_SIZE $HEDDLE_INTERFACE")
         check(sorted(done.stdout.splitlines()) == ["[0] 0 2 10.77.0.1", "[1] 1 2 10.77.0.1", "[2] 0 2 10.77.0.2",
                                                    "[3] 1 2 10.77.0.2"], "hosts", done)
+        only_ipv6 = "ip link set lo up; ip addr del 127.0.0.1/8 dev lo; exec $0 perf barrier -n 2"
+        done = subprocess.run(["unshare", "--net", "sh", "-c", only_ipv6, HEDDLE], capture_output=True, text=True,
+                              timeout=110, check=False)
+        check(done.returncode == 0, "a machine with IPv6 only", done)
 
 
 def test_signals():

@@ -511,6 +511,41 @@ static void test_mismatches(void **state)
     harness_close(&h);
 }
 
+/* Where nothing is touched a displacement may be anything. */
+static void empty_blocks(struct harness_rank *me, void *argument)
+{
+    (void)argument;
+    struct hdl_group *g = me->group;
+    int32_t rank = (int32_t)me->rank, in[3] = {rank, rank, rank}, out[3];
+    size_t counts[3] = {2, 0, 1}, displs[3] = {1, SIZE_MAX, 0};
+    size_t nothing[3] = {0, 0, 0}, wild[3] = {SIZE_MAX, SIZE_MAX, SIZE_MAX};
+    size_t send[3] = {1, 0, 1}, from[3] = {1, SIZE_MAX, 2};
+    size_t want[3] = {1, 1, 1}, to[3] = {2, 1, 0};
+    bool idle = me->rank == 1;
+    CHECK(hdl_allgatherv(g, in, out, counts, displs, HDL_I32, NULL, NULL) == HDL_OK);
+    CHECK(out[0] == 2 && out[1] == 0 && out[2] == 0);
+    memset(out, POISON, sizeof(out));
+    CHECK(hdl_gatherv(g, in, out, counts, displs, HDL_I32, 1, NULL, NULL) == HDL_OK);
+    CHECK(!idle || (out[0] == 2 && out[1] == 0 && out[2] == 0));
+    CHECK(hdl_scatterv(g, in, counts, displs, out, HDL_I32, 1, NULL, NULL) == HDL_OK);
+    CHECK(idle || out[0] == 1);
+    CHECK(hdl_alltoallv(g, in, send, from, out, idle ? nothing : want, idle ? wild : to,
+                        HDL_I32, NULL, NULL) == HDL_OK);
+    CHECK(idle || (out[0] == 2 && out[1] == 1 && out[2] == 0));
+    counts[1] = 1;
+    CHECK(hdl_allgatherv(g, in, out, counts, displs, HDL_I32, NULL, NULL) == HDL_EINVAL);
+    CHECK(strstr(base_detail(), "rank 1"));
+}
+
+static void test_empty_blocks(void **state)
+{
+    (void)state;
+    struct harness h;
+    harness_open(&h, 3, 3, 4, 4096);
+    harness_run(&h, empty_blocks, NULL);
+    harness_close(&h);
+}
+
 static void unequal_pairs(struct harness_rank *me, void *argument)
 {
     (void)argument;
@@ -544,6 +579,7 @@ int main(void)
         cmocka_unit_test(test_vacant_slots),
         cmocka_unit_test(test_many_outstanding),
         cmocka_unit_test(test_mismatches),
+        cmocka_unit_test(test_empty_blocks),
         cmocka_unit_test(test_unequal_pairs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
