@@ -587,7 +587,7 @@ HDL_API void *hdl_peer_window_map(const struct hdl_peer_window *peer);
  * `signal_offset` (8-byte aligned; SIZE_MAX = no signal) there: whoever sees the signal
  * sees the whole block. No order between puts. src may be reused after hdl_flush. Waits
  * while too much to that peer is under way. HDL_EINVAL: beyond the window, or a signal
- * that is not aligned; HDL_EPEER: the peer is lost; HDL_ENOMEM.
+ * that is not aligned; HDL_EPEER, HDL_ECOORD as hdl_window_wait; HDL_ENOMEM.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_put(struct hdl_peer_window *peer, size_t offset, const void *src, size_t bytes,
@@ -597,14 +597,14 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_signal(struct hdl_peer_window *peer,
                                                   size_t signal_offset, uint64_t value,
                                                   enum hdl_signal_op signal_op);
 /* Waits until the word at `offset` of the own window is >= value. `from` (may be NULL)
- * ends the wait with HDL_EPEER when that peer is lost. HDL_ETIMEDOUT after timeout_us;
- * HDL_EINVAL: offset not aligned to 8, or beyond the window. */
+ * ends the wait with HDL_EPEER when that peer is lost, with HDL_ECOORD when it is silent
+ * and so is the coordinator. HDL_ETIMEDOUT; HDL_EINVAL: offset not aligned or beyond. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_wait(struct hdl_window *window,
                                                        size_t offset, uint64_t value,
                                                        const struct hdl_peer_window *from,
                                                        int64_t timeout_us);
 /* Until all earlier puts to this peer have left their sources. HDL_ETIMEDOUT after
- * timeout_us; HDL_EPEER: the peer is lost. */
+ * timeout_us; HDL_EPEER, HDL_ECOORD as hdl_window_wait. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_flush(struct hdl_peer_window *peer,
                                                  int64_t timeout_us);
 

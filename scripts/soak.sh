@@ -32,12 +32,14 @@ try() {
 
 chaos() { try "$1" build/heddle chaos --seconds "$seconds" --seed "$seed" "${@:2}"; }
 
+kinds=(--num-faults 6 --ops 8
+    --faults 'kill,stop,cut,delay,reorder,join,leave,link,suspect,restart-coordinator')
+
 # A million schedules of 3 to 8 ranks with every kind of fault, on all cores.
 schedules() {
-    local faults=kill,stop,cut,delay,reorder,join,leave,link,suspect,restart-coordinator
     for ranks in 3 4 5 6 7 8; do
-        printf '%s\0' -n "$ranks" --capacity $((ranks + 2)) --num-faults 6 --ops 8 \
-            --faults "$faults" --seeds "$seed..$((seed + 166666))"
+        printf '%s\0' -n "$ranks" --capacity $((ranks + 2)) "${kinds[@]}" \
+            --seeds "$seed..$((seed + 166666))"
     done | xargs -0 -n 12 -P "$(nproc)" build/heddle sim
 }
 
@@ -45,7 +47,11 @@ run_part() {
     case "$1" in
     chaos-shm | chaos-fabric | chaos-mixed) chaos "$1" --transport "${1#chaos-}" ;;
     chaos-rank0) chaos "$1" --coordinator rank0 ;;
-    sim) try sim schedules ;;
+    sim)
+        try sim schedules
+        try sim-apart build/heddle sim --capacity 7 "${kinds[@]}" --apart --plane mapped \
+            --seeds "$seed..$((seed + 24999))"
+        ;;
     moe) try moe meson test -C build --no-rebuild --timeout-multiplier 4 moe_soak_million ;;
     recovery) try recovery build/heddle perf recovery ;;
     recovery-fabric) try recovery-fabric build/heddle perf recovery --transport fabric ;;

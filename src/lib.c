@@ -143,14 +143,24 @@ static enum hdl_status parse_transport(const char *text, enum net_transport *tra
     return base_fail(HDL_EINVAL, "transport \"%s\" is none of auto, shm, fabric", text);
 }
 
-static void rank_ended(void *net, int32_t rank)
+static uint64_t exchange_rank_epoch(void *user)
 {
-    net_rank_lost(net, rank);
+    return host_rank_epoch(user);
+}
+
+static void rank_ended(void *net, int32_t rank, uint64_t rank_epoch)
+{
+    net_rank_lost(net, rank, rank_epoch);
+}
+
+static void is_alone(void *net, bool alone)
+{
+    net_set_alone(net, alone);
 }
 
 static void destroy_net(struct hdl_context *context)
 {
-    host_on_end(context->host, NULL, NULL);
+    host_set_job_hooks(context->host, NULL);
     net_destroy(context->net);
 }
 
@@ -162,6 +172,7 @@ static enum hdl_status create_net(struct hdl_context *context,
         .user = context->host,
         .pid = self->pid,
         .rank = host_rank(context->host),
+        .rank_epoch = exchange_rank_epoch,
         .fetch = exchange_fetch,
         .offer = exchange_offer,
         .withdraw = exchange_withdraw,
@@ -174,8 +185,10 @@ static enum hdl_status create_net(struct hdl_context *context,
         .single_host = host_single_host(context->host),
     };
     enum hdl_status status = net_create(&context->env, &exchange, &opts, &context->net);
+    const struct host_job_hooks hooks = {
+        .user = context->net, .ended = rank_ended, .alone = is_alone};
     if (status == HDL_OK)
-        host_on_end(context->host, rank_ended, context->net);
+        host_set_job_hooks(context->host, &hooks);
     return status;
 }
 

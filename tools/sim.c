@@ -228,7 +228,7 @@ struct wish {
     const char *seeds, *kinds, *plane, *defect;
     const char *second;
     int64_t stride, groups;
-    bool json, trace, manual, rank0, exhaustive, messages;
+    bool json, trace, manual, apart, rank0, exhaustive, messages;
 };
 
 static bool find_defect(const char *name, enum sim_defect *defect)
@@ -277,6 +277,7 @@ static int run_wish(const struct wish *wish)
         return tool_usage_error("at most 3 groups");
     options.groups = (uint32_t)wish->groups;
     options.manual = wish->manual;
+    options.apart = wish->apart;
     options.standalone = !wish->rank0;
     options.messaged = strcmp(plane, "messaged") == 0;
     options.trace = wish->trace ? stdout : NULL;
@@ -327,6 +328,8 @@ int command_sim(int argc, char **argv)
         {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S",
          "silence after which a rank is dead (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
+        {0, "apart", TOOL_FLAG, &wish.apart, 0, NULL,
+         "every rank looks for itself at mapped chunks (slower)"},
         {0, "exhaustive", TOOL_FLAG, &wish.exhaustive, 0, NULL,
          "the fault after every event, for every rank (try -n 3 --ops 3)"},
         {0, "second", TOOL_TEXT, &wish.second, 0, "LIST",

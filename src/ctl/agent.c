@@ -172,7 +172,7 @@ static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
         return;
     }
     agent->term = term;
-    bool first = agent->rank_epoch == 0;
+    bool first = agent->rank_epoch == 0, again = agent->lost;
     agent->rank_epoch = msg->rank_epoch;
     if (!first)
         agent->stats.reconnects++;
@@ -187,7 +187,7 @@ static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
     agent->backoff = BACKOFF_FIRST;
     agent->next_beat = agent->now;
     agent_wake_at(agent, agent->now);
-    if (first) {
+    if (first || again) {
         struct ctl_action *action = ctl_actions_add(agent->out, CTL_DO_ADMITTED);
         if (action)
             action->rank_epoch = agent->rank_epoch;

@@ -15,7 +15,7 @@ struct ctl_coordinator_options {
     bool standalone;         /* own process: survives every rank and may be restarted */
     bool restarted;          /* collects the ranks' views before it decides anything */
     uint64_t instance;       /* random, one per start */
-    uint32_t turn;    /* 23 bits: grows from one start to the next; it may wrap round */
+    uint32_t turn;    /* 24 bits: grows from one start to the next; it may wrap round */
     uint64_t host_id; /* of the coordinator's host; connections on it get little grace */
 };
 

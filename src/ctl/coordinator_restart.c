@@ -13,21 +13,20 @@
  */
 
 /*
- * Numbers given before the restart are not given again: the term is in them. While ranks
- * still report it is not known, but processes may come and found groups; their numbers
- * are above all that a term gives, and tell the starts apart. Registrations grow also
- * from one such start to the next: of two processes of a rank the later one has it.
+ * Registrations grow from one start to the next, also of a rank that nobody reports: of
+ * two processes of a rank the later one has it. The term would not do: while ranks still
+ * report it is not known, and processes may come already.
  */
 uint32_t coord_next_registration(const struct ctl_coordinator *c, struct coord_rank *rank)
 {
-    uint32_t base = (uint32_t)((c->term - 1) & 0x7f) << 24;
-    if (c->collecting)
-        base = UINT32_C(1) << 31 | (c->options.turn & 0x7fffff) << 8;
+    uint32_t base = c->options.turn << 8;
     if (rank->registration < base)
         rank->registration = base;
     return ++rank->registration;
 }
 
+/* Numbers given before the restart are not given again: the term is in them; while it is
+ * not known they are above all that a term gives. */
 uint64_t coord_next_group(struct ctl_coordinator *c)
 {
     uint64_t base = c->term;
@@ -48,12 +47,23 @@ static struct coord_group *find_or_make(struct ctl_coordinator *c,
     return group;
 }
 
-/* Keeps the newest view, and no registration number of it will be given again. */
+/* A whole view of the group that is registered. */
+static bool is_sound(const struct ctl_msg *msg)
+{
+    const struct ctl_change *change = &msg->change;
+    bool sound = msg->epoch != 0 && change->base == 0 && change->capacity != 0 &&
+                 change->capacity == msg->registration.capacity &&
+                 msg->slot < change->capacity;
+    for (uint32_t i = 0; i < change->num_slots; i++)
+        sound &= change->slots[i].index < change->capacity;
+    return sound;
+}
+
+/* Keeps the newest view, and no registration number of it will be given again. False: no
+ * memory. */
 static bool take_view(struct ctl_coordinator *c, struct coord_group *group,
                       const struct ctl_msg *msg)
 {
-    if (msg->change.capacity != group->params.capacity)
-        return false;
     if (group->view && msg->epoch <= group->view->epoch)
         return true;
     struct ctl_view *view =
@@ -194,15 +204,14 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
                  const struct ctl_msg *msg)
 {
     const struct ctl_registration *registration = &msg->registration;
-    if (coord_member_by_key(rank, msg->key) || msg->epoch == 0 ||
-        registration->capacity == 0 || registration->capacity > CTL_CAPACITY_MAX ||
-        msg->slot >= registration->capacity)
+    if (coord_member_by_key(rank, msg->key) || !is_sound(msg))
         return;
     struct coord_group *group = find_or_make(c, msg);
     bool late = !group || (group->state != GROUP_COLLECTING && !is_spare(group, msg));
     if (late && !msg->flag && registration->join)
         return; /* a joiner registers anew */
-    if (late || msg->slot >= group->params.capacity || group->slots[msg->slot].joiner) {
+    if (late || registration->capacity != group->params.capacity ||
+        group->slots[msg->slot].joiner) {
         coord_send(c, rank,
                    &(struct ctl_msg){.type = CTL_MSG_FENCED, .group = msg->group});
         return; /* taken over without it */
@@ -214,6 +223,7 @@ void coord_state(struct ctl_coordinator *c, struct coord_rank *rank,
     if (!member || !endpoint || (collecting && !take_view(c, group, msg))) {
         base_free(c->env, member);
         ctl_bytes_unref(endpoint);
+        coord_out_of_memory(c);
         return;
     }
     member->group = group;

@@ -126,7 +126,7 @@ enum ctl_action_kind {
     /* of the agent only: the connection to the coordinator and the processes of this host
      */
     CTL_DO_CONNECT,          /* open one and authenticate */
-    CTL_DO_ADMITTED,         /* rank_epoch: in the job now */
+    CTL_DO_ADMITTED,         /* rank_epoch: in the job now; again after a loss */
     CTL_DO_REFUSED,          /* status, text: never in the job */
     CTL_DO_COORDINATOR_LOST, /* text: groups that need it end by CTL_DO_FAIL */
     CTL_DO_WATCH,            /* rank_epoch, pid, name: of a process on this host */

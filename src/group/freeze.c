@@ -242,7 +242,8 @@ static void tell_net(struct hdl_group *group, const struct group_view *view)
     for (uint32_t r = 0; r < group->capacity; r++)
         if (group_view_absent(view, r) && r != group->rank)
             net_rank_lost(group->engine->net,
-                          (int32_t)ctl_rank_epoch_rank(view->ctl->slots[r].rank_epoch));
+                          (int32_t)ctl_rank_epoch_rank(view->ctl->slots[r].rank_epoch),
+                          view->ctl->slots[r].rank_epoch);
 }
 
 /* A removed rank comes back with its rank epoch: its new interval is not closed. Who is

@@ -106,7 +106,9 @@ static void carry_out(struct host *host, struct ctl_action *action)
         do_connect(host);
         break;
     case CTL_DO_ADMITTED:
+        atomic_store(&host->rank_epoch, action->rank_epoch);
         host_set_stage(host, HOST_JOINED, HDL_OK, NULL);
+        host_tell_alone(host, false);
         break;
     case CTL_DO_REFUSED:
         host_set_stage(host, HOST_REFUSED, action->status, action->text);
@@ -117,6 +119,7 @@ static void carry_out(struct host *host, struct ctl_action *action)
                           action->text ? action->text : "connection closed");
         host_set_stage(host, HOST_LOST, HDL_ECOORD, action->text);
         host_watches_coordinator_lost(host);
+        host_tell_alone(host, true);
         break;
     case CTL_DO_WATCH:
         host_watch_start(host, action->rank_epoch, action->pid, action->text);

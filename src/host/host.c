@@ -36,6 +36,11 @@ int32_t host_rank(const struct host *host)
     return host->rank;
 }
 
+uint64_t host_rank_epoch(const struct host *host)
+{
+    return atomic_load(&host->rank_epoch);
+}
+
 int32_t host_num_ranks(const struct host *host)
 {
     return host->num_ranks;

@@ -72,9 +72,18 @@ int32_t host_num_ranks(const struct host *host); /* of the job */
  * address tell: true is sure, false is not. */
 bool host_single_host(const struct host *host);
 
-/* `ended` is called on the control thread with the rank of each process of this host that
- * ends without having left, or after the coordinator. NULL = nobody is told any more. */
-void host_on_end(struct host *host, void (*ended)(void *user, int32_t rank), void *user);
+uint64_t host_rank_epoch(const struct host *host); /* newest; a fenced one gets another */
+
+/* Of the other ranks, for windows that belong to no group; on the control thread. */
+struct host_job_hooks {
+    void *user;
+    /* A process of this host ended without having left, or after the coordinator. */
+    void (*ended)(void *user, int32_t rank, uint64_t rank_epoch);
+    /* The coordinator is lost, or is there again: about other ranks nobody is told. */
+    void (*alone)(void *user, bool alone);
+};
+/* NULL: nobody is told any more, when it returns. */
+void host_set_job_hooks(struct host *host, const struct host_job_hooks *hooks);
 
 /* Lines about job, coordinator, neighbours and counters; terminated, cut if too long.
  * Returns their length. Not on the control thread. */

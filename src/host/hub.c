@@ -271,7 +271,7 @@ static uint32_t turn_of_start(void)
     (void)clock_gettime(CLOCK_REALTIME, &wall);
     return (uint32_t)((uint64_t)wall.tv_sec * 1000 / 8 +
                       (uint64_t)wall.tv_nsec / 8000000) &
-           0x7fffff;
+           0xffffff;
 }
 
 enum hdl_status host_hub_open(struct host *host, int listen_fd,
@@ -280,13 +280,14 @@ enum hdl_status host_hub_open(struct host *host, int listen_fd,
     /* No host_id: a process of this host is seen to end by its unix socket and its pidfd,
      * which rank 0's agent watches. A TCP connection may break here too, and is made
      * again. */
-    struct ctl_coordinator_options options = {.num_ranks = (uint32_t)host->num_ranks,
-                                              .dead_after_ns = opts->dead_after_ns,
-                                              .grace_ns = opts->grace_ns,
-                                              .link_timeout_ns = opts->link_timeout_ns,
-                                              .standalone = host->coordinator_only,
-                                              .restarted = host->coordinator_only,
-                                              .turn = turn_of_start()};
+    struct ctl_coordinator_options options = {
+        .num_ranks = (uint32_t)host->num_ranks,
+        .dead_after_ns = opts->dead_after_ns,
+        .grace_ns = opts->grace_ns,
+        .link_timeout_ns = opts->link_timeout_ns,
+        .standalone = host->coordinator_only,
+        .restarted = host->coordinator_only,
+        .turn = host->coordinator_only ? turn_of_start() : 0};
     struct host_hub *hub = base_alloc(host->env, 1, sizeof(*hub));
     if (!hub || base_random_u64(&options.instance) != HDL_OK) {
         base_free(host->env, hub);

@@ -137,9 +137,9 @@ struct host {
     bool last_refusal_config; /* token or version */
     int64_t refused_since_ns;
 
-    pthread_mutex_t end_lock;
-    void (*ended)(void *user, int32_t rank);
-    void *ended_user;
+    pthread_mutex_t end_lock; /* guards both: */
+    struct host_job_hooks job_hooks;
+    bool alone;
 
     pthread_mutex_t offer_lock;
     struct base_list offers;
@@ -152,6 +152,7 @@ struct host {
     _Atomic uint64_t num_silent_ranks; /* seen by a coordinator in this process */
     _Atomic uint64_t num_reconnects;
     int64_t refusal_logged_ns;
+    _Atomic uint64_t rank_epoch;
     int64_t evidence_ns; /* when a neighbour was last seen to end; control thread */
 
     struct base_list process_node; /* in the list of all hosts of the process */
@@ -209,6 +210,7 @@ int64_t host_hub_deadline(const struct host *host);
 uint32_t host_hub_num_live(const struct host *host);
 
 /* watch.c */
+void host_tell_alone(struct host *host, bool alone);
 void host_watch_start(struct host *host, uint64_t rank_epoch, int32_t pid,
                       const char *name);
 void host_watch_stop(struct host *host, uint64_t rank_epoch);

@@ -49,11 +49,21 @@ static const struct host_conn_ops watch_ops = {
     .closed = watch_closed,
 };
 
-void host_on_end(struct host *host, void (*ended)(void *user, int32_t rank), void *user)
+void host_set_job_hooks(struct host *host, const struct host_job_hooks *hooks)
 {
     (void)pthread_mutex_lock(&host->end_lock);
-    host->ended = ended;
-    host->ended_user = user;
+    host->job_hooks = hooks ? *hooks : (struct host_job_hooks){0};
+    if (hooks && host->alone)
+        hooks->alone(hooks->user, true);
+    (void)pthread_mutex_unlock(&host->end_lock);
+}
+
+void host_tell_alone(struct host *host, bool alone)
+{
+    (void)pthread_mutex_lock(&host->end_lock);
+    host->alone = alone;
+    if (host->job_hooks.alone)
+        host->job_hooks.alone(host->job_hooks.user, alone);
     (void)pthread_mutex_unlock(&host->end_lock);
 }
 
@@ -64,8 +74,10 @@ static void report_end(struct host_watch *watch)
     if (later)
         later->rank_epoch = watch->rank_epoch;
     (void)pthread_mutex_lock(&host->end_lock);
-    if (host->ended)
-        host->ended(host->ended_user, (int32_t)ctl_rank_epoch_rank(watch->rank_epoch));
+    if (host->job_hooks.ended)
+        host->job_hooks.ended(host->job_hooks.user,
+                              (int32_t)ctl_rank_epoch_rank(watch->rank_epoch),
+                              watch->rank_epoch);
     (void)pthread_mutex_unlock(&host->end_lock);
 }
 

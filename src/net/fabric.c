@@ -356,6 +356,8 @@ static int poll_completions(struct net_fabric *fabric)
 static int poll_locked(struct net_fabric *fabric)
 {
     int events = poll_completions(fabric);
+    if (atomic_load_explicit(&fabric->net->alone, memory_order_relaxed))
+        fabric_links_ask(fabric);
     if (base_list_empty(&fabric->busy))
         return events;
     int64_t now = base_now_ns();

@@ -174,6 +174,7 @@ struct net_fabric {
     struct net_fabric_counters counters;
     uint64_t arrived; /* puts carried out */
     uint64_t stamp;   /* of the last offer */
+    int64_t ask_at;   /* all peers, without a control plane */
 
     _Atomic uint32_t lock;
     _Atomic uint32_t num_windows;
@@ -233,6 +234,8 @@ void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *lin
 void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
                       const char *what, ssize_t error);
 void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link);
+/* Without a control plane, now and then: whether the peers of open windows live. */
+void fabric_links_ask(struct net_fabric *fabric);
 /* Posts, retries, acknowledges, resends: whatever is due. */
 void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, bool idle,
                         int64_t now);

@@ -16,6 +16,7 @@ static const int64_t ack_delay_ns = 100 * BASE_NS_PER_US;
 static const int64_t last_ack_delay_ns = 2 * BASE_NS_PER_MS;
 /* The word that an offer was taken may be lost with a peer's queue: it is asked. */
 static const int64_t ask_ns = 200 * BASE_NS_PER_MS;
+static const int64_t ask_alone_ns = 500 * BASE_NS_PER_MS;
 /* Probes in a row without room after which a link is down. */
 enum { MOST_UNSAID = 3 };
 /* How long a broken link is tried: one that was closed, one that only the peer opened. */
@@ -350,6 +351,20 @@ void fabric_link_ping(struct net_fabric *fabric, struct fabric_link *link)
         fabric_link_go(fabric, link);
 }
 
+void fabric_links_ask(struct net_fabric *fabric)
+{
+    int64_t now = base_now_ns();
+    if (now < fabric->ask_at)
+        return;
+    fabric->ask_at = now + ask_alone_ns;
+    base_list_each(node, after, &fabric->links)
+    {
+        struct fabric_link *link = base_container_of(node, struct fabric_link, node);
+        if (link->users && link->base == link->tail && !link->down_since)
+            fabric_link_ping(fabric, link);
+    }
+}
+
 /* Is there a payload that is not through? */
 static bool link_moves(const struct fabric_link *link)
 {
@@ -438,6 +453,8 @@ static void link_resend(struct net_fabric *fabric, struct fabric_link *link, int
     bool late = link_late(fabric, link, now);
     if (late && !patient && link->users == 0 && link->opened)
         link_drop(fabric, link);
+    else if (late && !patient && atomic_load(&fabric->net->alone))
+        fabric_link_fail(fabric, link, "answer", FI_ETIMEDOUT);
     else if (late)
         link->post = link->base;
     else if (now - link->probed_at > link->resend_after / 8) {

@@ -181,8 +181,9 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
                                   const struct net_block blocks[2], size_t signal_offset,
                                   uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
-    if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
-        return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
+    enum hdl_status status = net_remote_check(owner);
+    if (status != HDL_OK)
+        return status;
     struct net_fabric *fabric = owner->net->fabric;
     struct net_fabric_remote *remote = owner->fabric;
     const struct net_block head[2] = {blocks[0]}, tail[2] = {blocks[1]};
@@ -191,7 +192,6 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
         return base_fail(HDL_EINVAL, "first of two blocks has %zu bytes, at most %d",
                          blocks[0].bytes, NET_EAGER_BYTES);
     fabric_lock(fabric);
-    enum hdl_status status = HDL_OK;
     if (apart &&
         (remote->link->num_offers == FABRIC_OFFERS || !fabric_link_room(remote->link, 2)))
         status = HDL_PENDING;
@@ -209,15 +209,16 @@ static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
                                           const struct net_exposed *exposed,
                                           size_t offset, const void *src, size_t bytes)
 {
-    if (atomic_load_explicit(&owner->lost, memory_order_relaxed))
-        return base_fail(HDL_EPEER, "rank %d is lost", owner->rank);
+    enum hdl_status status = net_remote_check(owner);
+    if (status != HDL_OK)
+        return status;
     struct net_fabric *fabric = owner->net->fabric;
     const struct net_wire_put put = {.window_id = exposed->window,
                                      .key = exposed->key,
                                      .offset = offset,
                                      .signal_offset = UINT64_MAX};
     fabric_lock(fabric);
-    enum hdl_status status = put_write(fabric, owner->fabric, &put, src, bytes, false);
+    status = put_write(fabric, owner->fabric, &put, src, bytes, false);
     fabric_unlock(fabric);
     return status;
 }

@@ -9,11 +9,11 @@
 /*
  *  u32 magic  u16 version  u16 flags
  *  host id[16]  string socket name  u32 pid  u32 rank
- *  u64 context id  u64 window id  u64 key  u64 bytes  u64 bell id  u64 bell key
- *  string provider  u16 length, address   u64 secret
- *  u32 checksum of all before it (against accidents; keys are what protects)
+ *  u64 rank epoch  u64 context id  u64 window id  u64 key  u64 bytes  u64 bell id  u64
+ * bell key string provider  u16 length, address   u64 secret u32 checksum of all before
+ * it (against accidents; keys are what protects)
  */
-enum { HANDLE_MAGIC = 0x57444c48, HANDLE_VERSION = 1, HANDLE_HAS_EVENT = 1 };
+enum { HANDLE_MAGIC = 0x57444c48, HANDLE_VERSION = 2, HANDLE_HAS_EVENT = 1 };
 
 static uint32_t handle_checksum(const uint8_t *data, size_t length)
 {
@@ -35,6 +35,7 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
     base_write_string(&writer, handle->socket_name);
     base_write_u32(&writer, (uint32_t)handle->pid);
     base_write_u32(&writer, (uint32_t)handle->rank);
+    base_write_u64(&writer, handle->rank_epoch);
     base_write_u64(&writer, handle->net_id);
     base_write_u64(&writer, handle->window_id);
     base_write_u64(&writer, handle->key);
@@ -71,6 +72,7 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
     base_read_string(&reader, handle->socket_name, sizeof(handle->socket_name));
     handle->pid = (int32_t)base_read_u32(&reader);
     handle->rank = (int32_t)base_read_u32(&reader);
+    handle->rank_epoch = base_read_u64(&reader);
     handle->net_id = base_read_u64(&reader);
     handle->window_id = base_read_u64(&reader);
     handle->key = base_read_u64(&reader);

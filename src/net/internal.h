@@ -38,8 +38,9 @@ struct net_handle {
     uint8_t host_id[16];
     char socket_name[64];
     int32_t pid;
-    int32_t rank;    /* of the job, -1 = unknown */
-    uint64_t net_id; /* random, of the context */
+    int32_t rank;        /* of the job, -1 = unknown */
+    uint64_t rank_epoch; /* when it was packed */
+    uint64_t net_id;     /* random, of the context */
     uint64_t window_id;
     uint64_t key;
     uint64_t bytes;
@@ -105,6 +106,7 @@ struct net {
     struct net_exchange exchange;
     struct net_opts opts;
     uint64_t id;
+    atomic_bool alone;
     struct net_fabric *fabric; /* NULL = off */
     char fabric_reason[256];
 
@@ -150,6 +152,7 @@ struct hdl_peer_window {
     size_t mapped_bytes;
     unsigned access;
     int32_t rank;
+    uint64_t rank_epoch;
     uint32_t slot; /* as whom puts over fabric are made */
     const _Atomic uint64_t *writer;
     _Atomic bool lost;

@@ -142,16 +142,23 @@ bool net_needs_poll(const struct net *net)
     return net->fabric && net_fabric_in_use(net->fabric);
 }
 
-void net_rank_lost(struct net *net, int32_t rank)
+void net_rank_lost(struct net *net, int32_t rank, uint64_t rank_epoch)
 {
     pthread_mutex_lock(&net->lock);
     base_list_each(node, after, &net->remotes)
     {
         struct hdl_peer_window *remote =
             base_container_of(node, struct hdl_peer_window, node);
-        if (remote->rank == rank && !(remote->access & NET_GROUP))
+        if (remote->rank == rank && remote->rank_epoch <= rank_epoch &&
+            !(remote->access & NET_GROUP))
             atomic_store(&remote->lost, true);
     }
     pthread_mutex_unlock(&net->lock);
+    net_wake(net);
+}
+
+void net_set_alone(struct net *net, bool alone)
+{
+    atomic_store(&net->alone, alone);
     net_wake(net);
 }

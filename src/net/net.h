@@ -43,7 +43,8 @@ struct net_exchange {
     uint8_t host_id[16];  /* equal = descriptors can be passed, memory shared */
     char socket_name[64]; /* of the control thread's unix socket, without leading 0 */
     int32_t pid;
-    int32_t rank; /* of the job; -1 = unknown */
+    int32_t rank;                       /* of the job; -1 = unknown */
+    uint64_t (*rank_epoch)(void *user); /* this process's now; NULL = 0 */
     char
         interface_address[64]; /* numeric address fabric listens on; "" = fabric is off */
     /* Asks the process behind socket_name for the descriptor it offers as (id, key).
@@ -224,10 +225,16 @@ bool net_remote_greet(struct hdl_peer_window *remote);
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns);
 /* Time (base_now_ns) since which the link to the peer is down, 0 while it is up. Retrying
  * goes on: only the control plane knows whether a peer is dead. It says so by
- * net_rank_lost (any thread), which ends waits for its windows. */
+ * net_rank_lost (any thread), which ends waits for windows that were packed by this or
+ * an earlier rank epoch of the rank. */
 int64_t net_remote_down_since(const struct hdl_peer_window *remote);
-bool net_remote_lost(const struct hdl_peer_window *remote);
-void net_rank_lost(struct net *net, int32_t rank);
+void net_rank_lost(struct net *net, int32_t rank, uint64_t rank_epoch);
+/* While `alone` no control plane is there to say so (any thread): links are asked whether
+ * their peers live, and waits for windows end whose link is down for 2 s. */
+void net_set_alone(struct net *net, bool alone);
+/* Can it still be waited for? HDL_EPEER: its rank is lost; HDL_ECOORD: so it seems, and
+ * nobody is there to decide. */
+enum hdl_status net_remote_check(const struct hdl_peer_window *remote);
 /* Reconnections of fabric links since creation; messages refused (bounds, key, format).
  */
 uint64_t net_reconnects(const struct net *net);

@@ -120,10 +120,11 @@ enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns)
     waiter_begin(&waiter, remote->net, timeout_ns);
     uint64_t target = net_put_count(remote);
     while (net_put_done(remote) < target) {
-        if (net_remote_lost(remote)) {
+        enum hdl_status status = net_remote_check(remote);
+        if (status != HDL_OK) {
             if (remote->ops->drop)
                 remote->ops->drop(remote);
-            return base_fail(HDL_EPEER, "rank %d is lost", remote->rank);
+            return status;
         }
         if (waiter_expired(&waiter))
             return base_fail(HDL_ETIMEDOUT, "flush: %llu of %llu puts have left",
@@ -156,14 +157,16 @@ static void sleep_for_word(const struct hdl_window *window, size_t offset, uint6
 {
     struct net *net = window->net;
     uint32_t ticket = net_sleep_begin(net);
-    if (word_reached(window, offset, value) || (from && net_remote_lost(from))) {
+    if (word_reached(window, offset, value) ||
+        (from && net_remote_check(from) != HDL_OK)) {
         net_sleep_cancel(net);
         return;
     }
-    int64_t timeout = -1;
+    int64_t timeout = atomic_load(&net->alone) ? BASE_NS_PER_S : -1;
     if (deadline != BASE_FOREVER) {
-        timeout = deadline - base_now_ns();
-        timeout = timeout > 0 ? timeout : 0;
+        int64_t left = deadline - base_now_ns();
+        left = left > 0 ? left : 0;
+        timeout = timeout >= 0 && timeout < left ? timeout : left;
     }
     net_sleep(net, ticket, timeout, 0);
 }
@@ -179,8 +182,9 @@ enum hdl_status hdl_window_wait(struct hdl_window *window, size_t offset, uint64
     struct waiter waiter;
     waiter_begin(&waiter, window->net, timeout_ns_of(timeout_us));
     while (!word_reached(window, offset, value)) {
-        if (from && net_remote_lost(from) && !word_reached(window, offset, value))
-            return base_fail(HDL_EPEER, "rank %d is lost", from->rank);
+        enum hdl_status status = from ? net_remote_check(from) : HDL_OK;
+        if (status != HDL_OK && !word_reached(window, offset, value))
+            return status;
         bool sleepy = waiter_step(&waiter);
         if (word_reached(window, offset, value))
             break;

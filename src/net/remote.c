@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+static const int64_t patience_alone_ns = 2 * BASE_NS_PER_S;
+
 static bool remote_is_mapped(const struct net *net, const struct net_handle *handle)
 {
     if (handle->net_id == net->id)
@@ -57,6 +59,7 @@ enum hdl_status net_remote_open(struct net *net, const void *data, size_t length
     remote->bytes = handle.bytes;
     remote->access = access;
     remote->rank = handle.rank;
+    remote->rank_epoch = handle.rank_epoch;
     if (handle.net_id == net->id) {
         remote->ops = &net_self_ops;
     } else if (remote_is_mapped(net, &handle)) {
@@ -225,7 +228,16 @@ int64_t net_remote_down_since(const struct hdl_peer_window *remote)
     return remote->ops->down_since ? remote->ops->down_since(remote) : 0;
 }
 
-bool net_remote_lost(const struct hdl_peer_window *remote)
+enum hdl_status net_remote_check(const struct hdl_peer_window *remote)
 {
-    return atomic_load_explicit(&remote->lost, memory_order_relaxed);
+    if (atomic_load_explicit(&remote->lost, memory_order_relaxed))
+        return base_fail(HDL_EPEER, "rank %d is lost", remote->rank);
+    if (remote->access & NET_GROUP ||
+        !atomic_load_explicit(&remote->net->alone, memory_order_relaxed))
+        return HDL_OK;
+    int64_t since = net_remote_down_since(remote);
+    if (since == 0 || base_now_ns() - since < patience_alone_ns)
+        return HDL_OK;
+    return base_fail(HDL_ECOORD, "rank %d does not answer, and the coordinator is lost",
+                     remote->rank);
 }

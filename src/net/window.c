@@ -131,6 +131,8 @@ enum hdl_status net_window_pack(const struct hdl_window *window, void *out,
     struct net_handle handle = {
         .pid = net->exchange.pid,
         .rank = net->exchange.rank,
+        .rank_epoch =
+            net->exchange.rank_epoch ? net->exchange.rank_epoch(net->exchange.user) : 0,
         .net_id = net->id,
         .window_id = window->id,
         .key = window->key,

@@ -189,9 +189,39 @@ static void loop_until_whole(void)
     }
 }
 
+/* Another group says of the rank only that its former process is lost; its views do not
+ * end waits for windows of the new one. */
+static void windows_of_the_new(struct hdl_group *other)
+{
+    struct hdl_window *window;
+    struct hdl_peer_window *peer;
+    char handle[HDL_WINDOW_HANDLE_BYTES] = {0}, all[4][HDL_WINDOW_HANDLE_BYTES];
+    size_t length = sizeof(handle);
+    CHECK_OK(hdl_window_create(self.context, 64, HDL_WINDOW_HOST, &window));
+    CHECK_OK(hdl_window_pack(window, handle, &length));
+    CHECK_OK(hdl_allgather(self.group, handle, all, sizeof(handle), HDL_U8, NULL, NULL));
+    CHECK_OK(hdl_window_open(self.context, all[1], sizeof(handle), &peer));
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    if (self.rank == 3)
+        CHECK_OK(hdl_group_leave(other, CHANGE_US));
+    struct hdl_view view = {.num_active = 3};
+    while (other && view.num_active == 3)
+        CHECK_OK(hdl_group_view(other, &view));
+    if (other)
+        CHECK_STATUS(hdl_window_wait(window, 0, 1, peer, 10000), HDL_ETIMEDOUT);
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    hdl_window_close(peer);
+    hdl_window_destroy(window);
+    hdl_group_destroy(other);
+}
+
 static void replace(void)
 {
+    struct hdl_group *other;
+    struct hdl_group_opts opts = {
+        .size = sizeof(opts), .name = "other", .rank = self.rank, .num_ranks = 4};
     member_found(4, 4, false);
+    CHECK_OK(hdl_group_create(self.context, &opts, &other));
     for (int i = 0; i < 20; i++)
         CHECK(member_sum_ok() == 15, "four");
     if (self.rank == 1) {
@@ -209,6 +239,7 @@ static void replace(void)
     CHECK_OK(hdl_group_admit(self.group, &one, 1, 20000000, NULL));
     for (int i = 0; i < AFTER; i++)
         CHECK(member_sum_ok() == 15, "whole");
+    windows_of_the_new(other);
     if (self.rank == 0)
         member_reap(child);
 }
@@ -250,6 +281,8 @@ static void replacement(bool looping)
     CHECK_OK(hdl_group_join(self.group, 20000000, NULL));
     for (int i = 0; i < AFTER; i++)
         CHECK(member_sum_ok() == 15, "whole%s", looping ? ", looping" : "");
+    if (!looping)
+        windows_of_the_new(NULL);
 }
 
 /* ----------------------------------------------------------------------------- alone */

@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Put, signal, wait and flush on windows of the user, in a ring of ranks. */
+/*
+ * Put, signal, wait and flush on windows of the user, in a ring of ranks; or the
+ * coordinator ends, with rank 0 or as a process of its own, and then a rank on another
+ * host.
+ *
+ *     windows [alone [HEDDLE]]
+ */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "rank.h"
@@ -131,10 +140,76 @@ static void test_orphaned(void)
         CHECK_STATUS(hdl_signal(before, COUNTER, 1, HDL_SIGNAL_ADD), HDL_EPEER);
 }
 
-int main(void)
+/* A coordinator of its own, of rank 0; the others find it by the environment. */
+static pid_t start_coordinator(const char *tool)
 {
+    char address[64];
+    snprintf(address, sizeof(address), "%s:%d", getenv("MASTER_ADDR"),
+             rank_env("MASTER_PORT"));
+    CHECK(setenv("HEDDLE_COORDINATOR", address, 1) == 0 &&
+              setenv("HEDDLE_STANDALONE", "1", 1) == 0,
+          "no environment");
+    pid_t child = rank_env("RANK") == 0 ? fork() : 1;
+    if (child == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execl(tool, "heddle", "coordinator", "--listen", address, (char *)NULL);
+        _exit(127);
+    }
+    CHECK(child > 0, "no coordinator");
+    return child;
+}
+
+/* Between two hosts nobody sees a process end once the coordinator is gone: the link
+ * tells. Until then windows go on. */
+static void test_alone(void)
+{
+    enum hdl_status status = HDL_OK;
+    if (self.rank == 0) {
+        rank_sleep_ms(50);
+        _exit(0);
+    }
+    while (status == HDL_OK)
+        status = hdl_barrier(self.group, NULL, NULL);
+    CHECK_STATUS(status, HDL_ECOORD);
+    rank_sleep_ms(2500);
+    if (self.rank == 2) {
+        CHECK_OK(hdl_window_wait(window, FLAG, 1, before, HDL_FOREVER));
+        raise(SIGKILL);
+    }
+    CHECK_OK(hdl_signal(next, FLAG, 1, HDL_SIGNAL_SET));
+    double start = rank_now();
+    CHECK_STATUS(hdl_window_wait(window, FLAG, 1, next, HDL_FOREVER), HDL_ECOORD);
+    CHECK(rank_now() - start < 8 * RANK_SLOW, "told after %.1f s", rank_now() - start);
+    CHECK_STATUS(hdl_signal(next, FLAG, 2, HDL_SIGNAL_SET), HDL_ECOORD);
+}
+
+/* The same for a group, which goes on without a coordinator that may come back. */
+static void test_unattended(pid_t coordinator)
+{
+    if (self.rank == 0)
+        CHECK(kill(coordinator, SIGKILL) == 0 &&
+                  waitpid(coordinator, NULL, 0) == coordinator,
+              "the coordinator lives");
+    rank_sleep_ms(2500);
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    double start = rank_now();
+    if (self.rank == 2) {
+        rank_sleep_ms(500); /* the others wait already */
+        raise(SIGKILL);
+    }
+    CHECK_STATUS(hdl_barrier(self.group, NULL, NULL), HDL_ECOORD);
+    CHECK(rank_now() - start < 8 * RANK_SLOW, "told after %.1f s", rank_now() - start);
+}
+
+int main(int argc, char **argv)
+{
+    pid_t coordinator = argc > 2 ? start_coordinator(argv[2]) : 0;
     rank_join(&self);
     open_windows();
+    if (argc > 1) {
+        coordinator ? test_unattended(coordinator) : test_alone();
+        return 0;
+    }
     test_put();
     test_add();
     test_refused();

@@ -354,7 +354,7 @@ static bool left_out(const struct sim_world *w, const struct sim_plane *plane, u
 static struct sim_look *shared_look(struct sim_world *w, const struct sim_plane *plane,
                                     uint64_t index)
 {
-    if (w->options.messaged || w->options.defect != SIM_NO_DEFECT)
+    if (w->options.messaged || w->options.apart || w->options.defect != SIM_NO_DEFECT)
         return NULL;
     uint64_t epoch = plane->view->epoch;
     struct sim_look *look = &w->group->looks[2 * index + epoch % 2];

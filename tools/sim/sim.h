@@ -57,6 +57,7 @@ struct sim_options {
     bool rooted;         /* some of the operations have a root */
     bool messaged;
     bool manual; /* policy: a lost rank stays active */
+    bool apart;  /* ranks of a view do not share what they find out about its chunks */
     unsigned faults;
     uint32_t num_faults; /* at most, per schedule */
     enum sim_defect defect;

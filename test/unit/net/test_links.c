@@ -156,7 +156,7 @@ static void body_given_up(struct pair *pair)
     CHECK(hdl_put(remote, 0, src, PIECES, FLAG, 3, HDL_SIGNAL_SET) == HDL_OK);
     CHECK(hdl_flush(remote, 50000) == HDL_ETIMEDOUT);
     memset(src, 0xdd, PIECES);
-    net_rank_lost(pair->net, 1);
+    net_rank_lost(pair->net, 1, 0);
     CHECK(hdl_flush(remote, 50000) == HDL_EPEER);
     CHECK(munmap(src, PIECES) == 0);
     net_remote_close(remote);

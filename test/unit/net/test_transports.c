@@ -130,8 +130,8 @@ static void body_bounds(struct pair *pair)
     CHECK(hdl_window_wait(window, 4096, 0, NULL, 0) == HDL_EINVAL);
     CHECK(hdl_window_wait(window, 4, 0, NULL, 0) == HDL_EINVAL);
     pair_meet(pair);
-    net_rank_lost(pair->net, !pair->side);
-    CHECK(net_remote_lost(remote));
+    net_rank_lost(pair->net, !pair->side, 0);
+    CHECK(net_remote_check(remote) == HDL_EPEER);
     CHECK(hdl_window_wait(window, 0, 1, remote, 10000000) == HDL_EPEER);
     net_remote_close(remote);
     net_window_destroy(window);
@@ -223,7 +223,7 @@ static void body_break(struct pair *pair)
         CHECK(cuts == 10);
         CHECK(net_reconnects(pair->net) >= 10);
     }
-    CHECK(!net_remote_lost(remote) && net_remote_down_since(remote) == 0);
+    CHECK(net_remote_check(remote) == HDL_OK && net_remote_down_since(remote) == 0);
     free(src);
     pair_meet(pair);
     net_remote_close(remote);
@@ -308,7 +308,7 @@ static void body_killed(struct pair *pair)
     }
     if (pair->transport == NET_FABRIC)
         CHECK(net_remote_down_since(remote) > start);
-    net_rank_lost(pair->net, 1);
+    net_rank_lost(pair->net, 1, 0);
     net_remote_close(remote);
     free(src);
     net_window_destroy(window);
