@@ -50,12 +50,12 @@ void hdl_window_destroy(struct hdl_window *window)
 
 void *hdl_window_data(const struct hdl_window *window)
 {
-    return net_window_data(window);
+    return window ? net_window_data(window) : NULL;
 }
 
 size_t hdl_window_bytes(const struct hdl_window *window)
 {
-    return net_window_bytes(window);
+    return window ? net_window_bytes(window) : 0;
 }
 
 enum hdl_status hdl_window_pack(const struct hdl_window *window, void *handle,
@@ -73,7 +73,7 @@ void hdl_window_close(struct hdl_peer_window *peer)
 
 void *hdl_peer_window_map(const struct hdl_peer_window *peer)
 {
-    return net_remote_map(peer);
+    return peer ? net_remote_map(peer) : NULL;
 }
 
 enum hdl_status hdl_put(struct hdl_peer_window *peer, size_t offset, const void *src,

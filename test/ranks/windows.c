@@ -60,6 +60,8 @@ static void open_windows(void)
     memset(own, 0x33, sizeof(own));
     CHECK_STATUS(hdl_window_open(self.context, own, 100, &bad), HDL_EINVAL);
     CHECK_STATUS(hdl_window_open(self.context, own, 0, &bad), HDL_EINVAL);
+    CHECK(!hdl_window_data(NULL) && !hdl_window_bytes(NULL) && !hdl_peer_window_map(NULL),
+          "no window has memory");
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));
 }
 
