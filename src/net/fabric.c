@@ -140,6 +140,9 @@ enum hdl_status net_fabric_create(struct net *net, struct net_fabric **out)
     snprintf(fabric->provider, sizeof(fabric->provider), "%s",
              fabric->info->fabric_attr->prov_name);
     snprintf(fabric->transport, sizeof(fabric->transport), "fabric:%s", fabric->provider);
+    fabric->eager = net_fabric_takes_long(&fabric->lib, fabric->provider)
+                        ? NET_LONG_BYTES
+                        : NET_EAGER_BYTES;
     status = open_objects(fabric);
     if (status == HDL_OK)
         status = fabric_pool_create(fabric);
@@ -295,6 +298,7 @@ void net_fabric_fill_handle(const struct net_fabric *fabric, struct net_handle *
     memcpy(handle->address, fabric->address, fabric->address_length);
     handle->address_length = fabric->address_length;
     handle->secret = fabric->secret;
+    handle->long_messages = fabric->eager > NET_EAGER_BYTES;
 }
 
 /* -------------------------------------------------------------------------- polling */

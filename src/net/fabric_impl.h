@@ -25,14 +25,19 @@
 enum {
     FABRIC_LINK_WINDOW = 64, /* unacknowledged messages of a link */
     FABRIC_ACK_EVERY = 16,
-    FABRIC_TELL_LAZY = 4, /* lazy offers that are told of at once */
+    FABRIC_TELL_LAZY = 4,   /* lazy offers that are told of at once */
+    FABRIC_TELL_LARGE = 4,  /* large messages that are */
+    FABRIC_MOST_LARGE = 16, /* unacknowledged ones of a link */
     FABRIC_RECEIVES = 96,
     FABRIC_WRITES = 128,
     FABRIC_OFFERS = 8, /* of a link, not taken yet */
     FABRIC_SMALL_PAYLOAD = 256,
-    FABRIC_SLAB = 32,
     FABRIC_BUCKETS = 64
 };
+
+/* Buffers of messages come in three sizes, by payload: up to FABRIC_SMALL_PAYLOAD,
+ * NET_EAGER_BYTES, and what the provider takes. */
+enum fabric_size { FABRIC_SMALL, FABRIC_MEDIUM, FABRIC_LARGE, FABRIC_SIZES };
 
 enum fabric_op_kind { FABRIC_OP_MESSAGE = 1, FABRIC_OP_RECEIVE, FABRIC_OP_READ };
 
@@ -48,7 +53,7 @@ struct fabric_message {
     struct fabric_link *link;
     uint32_t seq;
     uint32_t length;
-    bool large;
+    enum fabric_size size;
     bool open;   /* parts may be added: the provider never had it */
     bool offers; /* has an offer */
     bool posted; /* the provider has it */
@@ -114,7 +119,8 @@ struct fabric_link {
 
     struct fabric_message *ring[FABRIC_LINK_WINDOW];
     uint32_t base, post, tail;
-    bool restart; /* messages were given up: the next one is a HELLO that says so */
+    uint32_t num_large; /* of them, in large buffers */
+    bool restart;       /* messages were given up: the next one is a HELLO that says so */
     struct base_list writes;
     struct base_list offers;
     uint32_t num_offers, last_offer;
@@ -157,6 +163,7 @@ struct net_fabric {
     struct fid_cq *cq;
     struct fid_ep *ep;
     int wait_fd;
+    size_t eager; /* payload of a message: NET_LONG_BYTES or NET_EAGER_BYTES */
     /* libfabric before 1.12: connections of ofi_rxm do not show in the queue's
      * descriptor, and one that breaks while the peer reads from here crashes it. */
     bool old;
@@ -183,11 +190,13 @@ struct net_fabric {
     struct base_list remotes;
     struct base_list windows[FABRIC_BUCKETS];
 
-    struct base_list free_small, free_large, free_writes, free_pieces;
+    struct base_list free_messages[FABRIC_SIZES];
+    struct base_list free_writes, free_pieces;
     struct base_list slabs, pieces;
     struct fabric_write *writes;
     struct fabric_receive *receives;
     uint8_t *receive_bytes;
+    size_t receive_stride;
     struct fid_mr *receive_mr;
 };
 
@@ -200,7 +209,7 @@ enum hdl_status fabric_register(struct net_fabric *fabric, void *data, size_t by
                                 uint64_t access, struct fid_mr **mr);
 
 /* fabric_pool.c */
-size_t fabric_message_room(bool large);
+size_t fabric_message_room(const struct net_fabric *fabric, enum fabric_size size);
 struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload);
 void fabric_message_put(struct net_fabric *fabric, struct fabric_message *message);
 /* Empty lists; create and free may then be called in any state. */
@@ -219,13 +228,15 @@ enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
                                  uint64_t secret, const uint8_t *address,
                                  uint32_t address_length, struct fabric_link **link);
 void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link);
+/* Payload of a message now. */
+size_t fabric_link_most(const struct net_fabric *fabric, const struct fabric_link *link);
 /*
  * Room of `bytes` for a part of a PUT: in the newest message if that has not gone, else
- * in a new one, which has so much more for parts that follow. To be filled before the
- * lock is given away; fabric_link_go posts it, or the next poll. NULL: no memory.
+ * in a new one. To be filled before the lock is given away; fabric_link_go posts it, or
+ * the next poll. NULL: no memory.
  */
 uint8_t *fabric_link_add(struct net_fabric *fabric, struct fabric_link *link,
-                         size_t bytes, size_t more, bool offer);
+                         size_t bytes, bool offer);
 void fabric_link_go(struct net_fabric *fabric, struct fabric_link *link);
 /* Room for `count` more messages, the HELLO counted? */
 bool fabric_link_room(const struct fabric_link *link, uint32_t count);

@@ -3,6 +3,7 @@
 #include "net/fabric_lib.h"
 
 #include "base/log.h"
+#include "net/fabric_wire.h"
 
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -34,10 +35,13 @@ static void signals_restore(const struct signals *signals)
 
 /* ofi_rxm's buffers are sized by its environment alone, and its defaults cost 70 MB a
  * process. It makes 2048 at once, so they are just large enough for NET_WIRE_MAX bytes.
- * What the user set stays. */
+ * Over tcp a message may be larger than they are: it is sent from where it lies and lands
+ * in the buffer that was posted for it. What the user set stays. */
 static void shrink_rxm(void)
 {
+    static_assert(NET_WIRE_MAX <= 4480 && NET_WIRE_LONG <= 70000, "they are so large");
     (void)setenv("FI_OFI_RXM_BUFFER_SIZE", "4480", 0);
+    (void)setenv("FI_OFI_RXM_EAGER_LIMIT", "70000", 0);
     (void)setenv("FI_OFI_RXM_MSG_TX_SIZE", "128", 0);
     (void)setenv("FI_OFI_RXM_MSG_RX_SIZE", "128", 0);
 }
@@ -90,6 +94,12 @@ enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib 
     }
     lib->handle = handle;
     return HDL_OK;
+}
+
+bool net_fabric_takes_long(const struct net_fabric_lib *lib, const char *provider)
+{
+    return strcmp(provider, "tcp;ofi_rxm") == 0 &&
+           FI_VERSION_GE(lib->version(), FI_VERSION(1, 17));
 }
 
 static enum hdl_status hints_address(struct fi_info *hints, const char *address)

@@ -36,6 +36,9 @@ struct net_fabric_lib {
  * handlers behind. */
 enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib);
 
+/* Does a message of NET_LONG_BYTES go without round trips and buffers of its size? */
+bool net_fabric_takes_long(const struct net_fabric_lib *lib, const char *provider);
+
 /*
  * The best provider that qualifies: reliable datagrams, messages and writes in order, on
  * `address` (numeric; NULL = any). The caller frees with lib->freeinfo.

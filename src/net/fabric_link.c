@@ -170,6 +170,7 @@ static void link_append(struct fabric_link *link, struct fabric_message *message
     message->seq = link->tail++;
     head->seq = message->seq;
     link->ring[message->seq % FABRIC_LINK_WINDOW] = message;
+    link->num_large += message->size == FABRIC_LARGE;
 }
 
 static bool link_append_hello(struct net_fabric *fabric, struct fabric_link *link)
@@ -241,19 +242,58 @@ static struct fabric_message *link_new(struct net_fabric *fabric,
     return message;
 }
 
-uint8_t *fabric_link_add(struct net_fabric *fabric, struct fabric_link *link,
-                         size_t bytes, size_t more, bool offer)
+/* Puts `copy` in the place of a message that has not gone, or will not come back. */
+static void link_replace(struct fabric_link *link, const struct fabric_message *old,
+                         struct fabric_message *copy)
+{
+    memcpy(copy->bytes, old->bytes, old->length);
+    copy->length = old->length;
+    copy->seq = old->seq;
+    copy->link = link;
+    copy->posted_at = old->posted_at;
+    copy->open = old->open;
+    copy->offers = old->offers;
+    link->ring[old->seq % FABRIC_LINK_WINDOW] = copy;
+    link->num_large += copy->size == FABRIC_LARGE;
+    link->num_large -= old->size == FABRIC_LARGE;
+}
+
+/* The newest message if a part may join it, in a larger buffer if need be. */
+static struct fabric_message *
+link_open(struct net_fabric *fabric, struct fabric_link *link, size_t bytes, bool offer)
 {
     struct fabric_message *message = link->ring[(link->tail - 1) % FABRIC_LINK_WINDOW];
-    bool joins = link->base != link->tail && message->open &&
-                 !(offer && message->offers) &&
-                 message->length + bytes <= fabric_message_room(message->large);
-    if (!joins) {
-        message = link_new(fabric, link, NET_WIRE_PUT, bytes + more);
+    if (link->base == link->tail || !message->open || (offer && message->offers))
+        return NULL;
+    size_t length = message->length + bytes;
+    if (length <= fabric_message_room(fabric, message->size))
+        return message;
+    if (length > NET_WIRE_HEADS + fabric_link_most(fabric, link))
+        return NULL;
+    struct fabric_message *larger = fabric_message_get(fabric, length - NET_WIRE_HEADS);
+    if (!larger)
+        return NULL;
+    link_replace(link, message, larger);
+    fabric_message_put(fabric, message);
+    return larger;
+}
+
+size_t fabric_link_most(const struct net_fabric *fabric, const struct fabric_link *link)
+{
+    return link->num_large < FABRIC_MOST_LARGE ? fabric->eager : NET_EAGER_BYTES;
+}
+
+uint8_t *fabric_link_add(struct net_fabric *fabric, struct fabric_link *link,
+                         size_t bytes, bool offer)
+{
+    struct fabric_message *message = link_open(fabric, link, bytes, offer);
+    if (!message) {
+        fabric_link_go(fabric, link); /* what nothing joins any more */
+        message = link_new(fabric, link, NET_WIRE_PUT, bytes);
         if (!message)
             return NULL;
         message->open = true;
-        message->length -= (uint32_t)(bytes + more);
+        message->length -= (uint32_t)bytes;
     }
     uint8_t *part = message->bytes + message->length;
     message->length += (uint32_t)bytes;
@@ -279,6 +319,7 @@ void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *lin
         if (link->post == link->base)
             link->post++;
         link->base++;
+        link->num_large -= message->size == FABRIC_LARGE;
         message->acked = true;
         if (!message->posted)
             fabric_message_put(fabric, message);
@@ -375,17 +416,12 @@ static bool link_moves(const struct fabric_link *link)
 static void link_renew(struct net_fabric *fabric, struct fabric_link *link,
                        struct fabric_message *lost)
 {
-    struct fabric_message *copy =
-        fabric_message_get(fabric, lost->large ? NET_EAGER_BYTES : 0);
+    struct fabric_message *copy = fabric_message_get(
+        fabric, fabric_message_room(fabric, lost->size) - NET_WIRE_HEADS);
     if (!copy)
         return;
-    memcpy(copy->bytes, lost->bytes, lost->length);
-    copy->length = lost->length;
-    copy->seq = lost->seq;
-    copy->link = link;
-    copy->posted_at = lost->posted_at;
+    link_replace(link, lost, copy);
     lost->acked = true;
-    link->ring[lost->seq % FABRIC_LINK_WINDOW] = copy;
 }
 
 /* Is it time to send again? What the provider holds for so long is sent from a copy. */

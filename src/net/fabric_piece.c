@@ -49,7 +49,7 @@ static bool offer_piece(struct net_fabric *fabric, struct fabric_link *link,
         return false;
     struct net_wire_put put = write->put;
     uint8_t *part =
-        fabric_link_add(fabric, link, sizeof(put) + sizeof(piece->offer), 0, true);
+        fabric_link_add(fabric, link, sizeof(put) + sizeof(piece->offer), true);
     if (!part) {
         fabric_piece_put(fabric, piece);
         return false;
@@ -88,7 +88,7 @@ static bool send_part(struct net_fabric *fabric, struct fabric_link *link,
     put.bytes = left < NET_EAGER_BYTES ? (uint32_t)left : NET_EAGER_BYTES;
     if (put.bytes < left)
         put.signal_offset = UINT64_MAX;
-    uint8_t *part = fabric_link_add(fabric, link, sizeof(put) + put.bytes, 0, false);
+    uint8_t *part = fabric_link_add(fabric, link, sizeof(put) + put.bytes, false);
     if (!part)
         return false;
     memcpy(part, &put, sizeof(put));

@@ -3,6 +3,7 @@
 #include "net/fabric_impl.h"
 
 #include <string.h>
+#include <sys/mman.h>
 
 /* A slab is one allocation and, if the provider wants it, one registration. Slabs are
  * made when a link has room but no buffer is free: after the first busy moment never
@@ -11,37 +12,37 @@ struct fabric_slab {
     struct base_list node;
     struct fid_mr *mr;
     uint8_t *bytes;
-    struct fabric_message messages[FABRIC_SLAB];
+    struct fabric_message messages[];
 };
 
-size_t fabric_message_room(bool large)
+size_t fabric_message_room(const struct net_fabric *fabric, enum fabric_size size)
 {
-    size_t small =
-        sizeof(struct net_wire) + sizeof(struct net_wire_put) + FABRIC_SMALL_PAYLOAD;
-    return large ? (size_t)NET_WIRE_MAX : small;
+    const size_t payloads[] = {FABRIC_SMALL_PAYLOAD, NET_EAGER_BYTES, fabric->eager};
+    return NET_WIRE_HEADS + payloads[size];
 }
 
-static bool slab_add(struct net_fabric *fabric, bool large)
+static bool slab_add(struct net_fabric *fabric, enum fabric_size size)
 {
-    size_t each = (fabric_message_room(large) + 63) & ~(size_t)63;
-    struct fabric_slab *slab = base_alloc(fabric->env, 1, sizeof(*slab));
+    size_t each = (fabric_message_room(fabric, size) + 63) & ~(size_t)63;
+    size_t count = size == FABRIC_LARGE ? 4 : 32;
+    struct fabric_slab *slab =
+        base_alloc(fabric->env, 1, sizeof(*slab) + count * sizeof(struct fabric_message));
     if (!slab)
         return false;
-    slab->bytes = base_alloc_aligned(fabric->env, 64, FABRIC_SLAB, each);
-    if (!slab->bytes || fabric_register(fabric, slab->bytes, FABRIC_SLAB * each, FI_SEND,
+    slab->bytes = base_alloc_aligned(fabric->env, 64, count, each);
+    if (!slab->bytes || fabric_register(fabric, slab->bytes, count * each, FI_SEND,
                                         &slab->mr) != HDL_OK) {
         base_free_aligned(fabric->env, slab->bytes);
         base_free(fabric->env, slab);
         return false;
     }
-    for (size_t i = 0; i < FABRIC_SLAB; i++) {
+    for (size_t i = 0; i < count; i++) {
         struct fabric_message *message = &slab->messages[i];
         message->op.kind = FABRIC_OP_MESSAGE;
-        message->large = large;
+        message->size = size;
         message->bytes = slab->bytes + i * each;
         message->desc = slab->mr ? fi_mr_desc(slab->mr) : NULL;
-        base_list_push_back(large ? &fabric->free_large : &fabric->free_small,
-                            &message->node);
+        base_list_push_back(&fabric->free_messages[size], &message->node);
     }
     base_list_push_back(&fabric->slabs, &slab->node);
     return true;
@@ -49,9 +50,11 @@ static bool slab_add(struct net_fabric *fabric, bool large)
 
 struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payload)
 {
-    bool large = payload > FABRIC_SMALL_PAYLOAD;
-    struct base_list *list = large ? &fabric->free_large : &fabric->free_small;
-    if (base_list_empty(list) && !slab_add(fabric, large))
+    enum fabric_size size = FABRIC_SMALL;
+    while (fabric_message_room(fabric, size) < NET_WIRE_HEADS + payload)
+        size++;
+    struct base_list *list = &fabric->free_messages[size];
+    if (base_list_empty(list) && !slab_add(fabric, size))
         return NULL;
     struct base_list *node = base_list_pop_front(list);
     struct fabric_message *message = base_container_of(node, struct fabric_message, node);
@@ -65,8 +68,7 @@ struct fabric_message *fabric_message_get(struct net_fabric *fabric, size_t payl
 void fabric_message_put(struct net_fabric *fabric, struct fabric_message *message)
 {
     /* Front: the same few buffers stay in the cache. */
-    base_list_push_front(message->large ? &fabric->free_large : &fabric->free_small,
-                         &message->node);
+    base_list_push_front(&fabric->free_messages[message->size], &message->node);
 }
 
 static struct fabric_piece *piece_add(struct net_fabric *fabric)
@@ -114,8 +116,8 @@ void fabric_piece_put(struct net_fabric *fabric, struct fabric_piece *piece)
 
 void fabric_pool_init(struct net_fabric *fabric)
 {
-    base_list_init(&fabric->free_small);
-    base_list_init(&fabric->free_large);
+    for (int i = 0; i < FABRIC_SIZES; i++)
+        base_list_init(&fabric->free_messages[i]);
     base_list_init(&fabric->free_writes);
     base_list_init(&fabric->free_pieces);
     base_list_init(&fabric->slabs);
@@ -124,23 +126,28 @@ void fabric_pool_init(struct net_fabric *fabric)
 
 enum hdl_status fabric_pool_create(struct net_fabric *fabric)
 {
-    size_t each = ((size_t)NET_WIRE_MAX + 63) & ~(size_t)63;
+    fabric->receive_stride = (NET_WIRE_HEADS + fabric->eager + 63) & ~(size_t)63;
+    size_t bytes = FABRIC_RECEIVES * fabric->receive_stride;
     fabric->writes = base_alloc(fabric->env, FABRIC_WRITES, sizeof(*fabric->writes));
     fabric->receives =
         base_alloc(fabric->env, FABRIC_RECEIVES, sizeof(*fabric->receives));
-    fabric->receive_bytes = base_alloc_aligned(fabric->env, 64, FABRIC_RECEIVES, each);
-    if (!fabric->writes || !fabric->receives || !fabric->receive_bytes)
+    if (!fabric->writes || !fabric->receives)
         return HDL_ENOMEM;
+    /* Pages, not the allocator's zeroes: most of it is never touched. */
+    void *pages =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED)
+        return base_fail(HDL_ENOMEM, "no memory for %zu bytes of receive buffers", bytes);
+    fabric->receive_bytes = pages;
     for (size_t i = 0; i < FABRIC_WRITES; i++) {
         base_list_init(&fabric->writes[i].remote_node);
         base_list_push_back(&fabric->free_writes, &fabric->writes[i].node);
     }
     for (size_t i = 0; i < FABRIC_RECEIVES; i++) {
         fabric->receives[i].op.kind = FABRIC_OP_RECEIVE;
-        fabric->receives[i].bytes = fabric->receive_bytes + i * each;
+        fabric->receives[i].bytes = fabric->receive_bytes + i * fabric->receive_stride;
     }
-    return fabric_register(fabric, fabric->receive_bytes, FABRIC_RECEIVES * each, FI_RECV,
-                           &fabric->receive_mr);
+    return fabric_register(fabric, pages, bytes, FI_RECV, &fabric->receive_mr);
 }
 
 void fabric_pool_close(struct net_fabric *fabric)
@@ -180,5 +187,6 @@ void fabric_pool_free(struct net_fabric *fabric)
     }
     base_free(fabric->env, fabric->writes);
     base_free(fabric->env, fabric->receives);
-    base_free_aligned(fabric->env, fabric->receive_bytes);
+    if (fabric->receive_bytes)
+        munmap(fabric->receive_bytes, FABRIC_RECEIVES * fabric->receive_stride);
 }

@@ -13,6 +13,11 @@ static enum hdl_status check_peer(const struct net_fabric *fabric,
     if (strcmp(handle->provider, fabric->provider) != 0)
         return base_fail(HDL_ENOTSUP, "rank %d uses fabric provider %s, this rank %s",
                          handle->rank, handle->provider, fabric->provider);
+    if (handle->long_messages != (fabric->eager > NET_EAGER_BYTES))
+        return base_fail(HDL_ENOTSUP,
+                         "rank %d has another libfabric than this rank: only one of them "
+                         "takes messages of %d bytes",
+                         handle->rank, NET_LONG_BYTES);
     return HDL_OK;
 }
 
@@ -97,10 +102,9 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
 {
     struct fabric_link *link = remote->link;
     size_t bytes = blocks[0].bytes + blocks[1].bytes;
-    if (!fabric_link_room(link, 1))
+    if (bytes > fabric_link_most(fabric, link) || !fabric_link_room(link, 1))
         return HDL_PENDING;
-    uint8_t *part = fabric_link_add(fabric, link, sizeof(*put) + bytes,
-                                    more ? NET_EAGER_BYTES - bytes : 0, false);
+    uint8_t *part = fabric_link_add(fabric, link, sizeof(*put) + bytes, false);
     if (!part)
         return HDL_PENDING;
     memcpy(part, put, sizeof(*put));
@@ -171,7 +175,7 @@ static enum hdl_status put_one(struct net_fabric *fabric,
 {
     struct net_wire_put put;
     fill_put(remote, blocks, signal_offset, value, op, &put);
-    if (blocks[0].bytes + blocks[1].bytes <= NET_EAGER_BYTES)
+    if (blocks[0].bytes + blocks[1].bytes <= fabric->eager)
         return put_eager(fabric, remote, &put, blocks, hints & NET_PUT_MORE);
     return put_write(fabric, remote, &put, blocks[0].src, blocks[0].bytes,
                      hints & NET_PUT_LAZY);
@@ -187,7 +191,7 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
     struct net_fabric *fabric = owner->net->fabric;
     struct net_fabric_remote *remote = owner->fabric;
     const struct net_block head[2] = {blocks[0]}, tail[2] = {blocks[1]};
-    bool apart = blocks[1].bytes && blocks[0].bytes + blocks[1].bytes > NET_EAGER_BYTES;
+    bool apart = blocks[1].bytes && blocks[0].bytes + blocks[1].bytes > fabric->eager;
     if (apart && blocks[0].bytes > NET_EAGER_BYTES)
         return base_fail(HDL_EINVAL, "first of two blocks has %zu bytes, at most %d",
                          blocks[0].bytes, NET_EAGER_BYTES);

@@ -9,8 +9,8 @@
 void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *receive)
 {
     void *desc = fabric->receive_mr ? fi_mr_desc(fabric->receive_mr) : NULL;
-    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_MAX, desc,
-                            FI_ADDR_UNSPEC, &receive->op.context);
+    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_HEADS + fabric->eager,
+                            desc, FI_ADDR_UNSPEC, &receive->op.context);
     receive->posted = error == 0;
     if (error && error != -FI_EAGAIN)
         base_log_warn(fabric->env, "fabric receive not posted: %s",
@@ -88,17 +88,12 @@ static struct fabric_link *link_of(struct net_fabric *fabric,
 
 /* The offer of a message, if it has one. False: no memory for its payload. */
 static bool take_offer(struct net_fabric *fabric, struct fabric_link *link,
-                       const struct net_wire_view *view)
+                       const struct net_wire_part *part)
 {
-    const uint8_t *at = view->parts;
-    size_t left = view->parts_bytes;
-    struct net_wire_part part;
-    while (net_wire_next(&at, &left, &part)) {
-        if (part.offered && link->num_arrivals < 2 * FABRIC_OFFERS)
-            return fabric_arrival_add(fabric, link, &part);
-        if (part.offered)
-            refuse(fabric, "more offers than anybody makes");
-    }
+    if (part->offered && link->num_arrivals < 2 * FABRIC_OFFERS)
+        return fabric_arrival_add(fabric, link, part);
+    if (part->offered)
+        refuse(fabric, "more offers than anybody makes");
     return true;
 }
 
@@ -145,10 +140,10 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
         return;
     }
     /* Without memory for its payload it has not come. */
-    if (view.head.kind == NET_WIRE_PUT && !take_offer(fabric, link, &view))
+    if (view.head.kind == NET_WIRE_PUT && !take_offer(fabric, link, &view.offered))
         return;
     link->expected++;
-    link->ack_owed++;
+    link->ack_owed += length > NET_WIRE_MAX ? FABRIC_ACK_EVERY / FABRIC_TELL_LARGE : 1;
     if (view.head.kind == NET_WIRE_PUT)
         take_puts(fabric, &view);
     else

@@ -27,16 +27,19 @@ bool net_wire_next(const uint8_t **at, size_t *left, struct net_wire_part *part)
     return true;
 }
 
-static bool parts_are_whole(const uint8_t *at, size_t left)
+static bool parts_are_whole(struct net_wire_view *view)
 {
+    const uint8_t *at = view->parts;
+    size_t left = view->parts_bytes;
     struct net_wire_part part;
-    unsigned offers = 0;
+    view->offered.offered = false;
     do {
-        if (!net_wire_next(&at, &left, &part))
+        if (!net_wire_next(&at, &left, &part) || (part.offered && view->offered.offered))
             return false;
-        offers += part.offered;
+        if (part.offered)
+            view->offered = part;
     } while (left > 0);
-    return offers <= 1;
+    return true;
 }
 
 bool net_wire_parse(const void *data, size_t length, uint64_t secret,
@@ -67,7 +70,7 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
     case NET_WIRE_PUT:
         view->parts = body;
         view->parts_bytes = left;
-        return parts_are_whole(body, left) && view->head.seq > 1;
+        return parts_are_whole(view) && view->head.seq > 1;
     default:
         return false;
     }

@@ -88,9 +88,20 @@ struct net_wire_offer {
 };
 static_assert(sizeof(struct net_wire_offer) == 32, "wire format");
 
+/* Payload of a message where the provider puts what arrives straight into the buffer that
+ * was posted for it: 64 KiB, and what describes it. */
+#define NET_LONG_BYTES 69632
 enum {
-    NET_WIRE_MAX =
-        (int)(sizeof(struct net_wire) + sizeof(struct net_wire_put)) + NET_EAGER_BYTES
+    NET_WIRE_HEADS = (int)(sizeof(struct net_wire) + sizeof(struct net_wire_put)),
+    NET_WIRE_MAX = NET_WIRE_HEADS + NET_EAGER_BYTES,
+    NET_WIRE_LONG = NET_WIRE_HEADS + NET_LONG_BYTES
+};
+
+struct net_wire_part {
+    struct net_wire_put put;
+    bool offered;
+    const uint8_t *payload;      /* not offered */
+    struct net_wire_offer offer; /* offered */
 };
 
 /* A message that may be looked at: lengths agree with the kind, the secret is right. */
@@ -99,16 +110,10 @@ struct net_wire_view {
     const struct net_wire_hello *hello;
     const uint8_t *parts; /* of a PUT */
     size_t parts_bytes;
+    struct net_wire_part offered; /* the one part that is, if `offered` in it */
 };
 bool net_wire_parse(const void *data, size_t length, uint64_t secret,
                     struct net_wire_view *view);
-
-struct net_wire_part {
-    struct net_wire_put put;
-    bool offered;
-    const uint8_t *payload;      /* not offered */
-    struct net_wire_offer offer; /* offered */
-};
 /* The next part of a PUT. False if there is none, or none that is well formed. */
 bool net_wire_next(const uint8_t **at, size_t *left, struct net_wire_part *part);
 /* Is the put inside a window of `bytes`, its signal aligned, its operator known? */

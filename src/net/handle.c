@@ -9,11 +9,17 @@
 /*
  *  u32 magic  u16 version  u16 flags
  *  host id[16]  string socket name  u32 pid  u32 rank
- *  u64 rank epoch  u64 context id  u64 window id  u64 key  u64 bytes  u64 bell id  u64
- * bell key string provider  u16 length, address   u64 secret u32 checksum of all before
- * it (against accidents; keys are what protects)
+ *  u64 rank epoch  u64 context id  u64 window id  u64 key  u64 bytes
+ *  u64 bell id  u64 bell key
+ *  string provider  u16 length, address   u64 secret
+ *  u32 checksum of all before it (against accidents; keys are what protects)
  */
-enum { HANDLE_MAGIC = 0x57444c48, HANDLE_VERSION = 2, HANDLE_HAS_EVENT = 1 };
+enum {
+    HANDLE_MAGIC = 0x57444c48,
+    HANDLE_VERSION = 2,
+    HANDLE_HAS_EVENT = 1,
+    HANDLE_LONG = 2
+};
 
 static uint32_t handle_checksum(const uint8_t *data, size_t length)
 {
@@ -30,7 +36,8 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
     base_writer_init(&writer, out, *length);
     base_write_u32(&writer, HANDLE_MAGIC);
     base_write_u16(&writer, HANDLE_VERSION);
-    base_write_u16(&writer, handle->has_event ? HANDLE_HAS_EVENT : 0);
+    base_write_u16(&writer, (handle->has_event ? HANDLE_HAS_EVENT : 0) |
+                                (handle->long_messages ? HANDLE_LONG : 0));
     base_write_bytes(&writer, handle->host_id, sizeof(handle->host_id));
     base_write_string(&writer, handle->socket_name);
     base_write_u32(&writer, (uint32_t)handle->pid);
@@ -67,7 +74,9 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
     if (version != HANDLE_VERSION)
         return base_fail(HDL_EINVAL, "window handle of version %u, this library has %u",
                          version, HANDLE_VERSION);
-    handle->has_event = base_read_u16(&reader) & HANDLE_HAS_EVENT;
+    uint16_t flags = base_read_u16(&reader);
+    handle->has_event = flags & HANDLE_HAS_EVENT;
+    handle->long_messages = flags & HANDLE_LONG;
     base_read_bytes(&reader, handle->host_id, sizeof(handle->host_id));
     base_read_string(&reader, handle->socket_name, sizeof(handle->socket_name));
     handle->pid = (int32_t)base_read_u32(&reader);

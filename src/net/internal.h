@@ -52,6 +52,7 @@ struct net_handle {
     uint32_t address_length;
     uint8_t address[NET_MAX_ADDRESS];
     uint64_t secret; /* every message to this context carries it */
+    bool long_messages;
 };
 
 enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,

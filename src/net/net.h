@@ -31,8 +31,9 @@ struct net;
 
 #define NET_HANDLE_BYTES HDL_WINDOW_HANDLE_BYTES
 #define NET_NO_SIGNAL SIZE_MAX
-/* Payload up to here goes as one message: 4 KiB and a slot's header. Providers hold
- * hundreds of buffers for such messages, so a larger one costs every rank megabytes. */
+/* Payload up to here goes as one message on every provider: 4 KiB and a slot's header.
+ * Some hold thousands of buffers for such messages, so a larger one costs every rank
+ * megabytes. */
 #define NET_EAGER_BYTES 4352
 /* Payload up to here is copied by net_put at once: its source is free when it returns. */
 #define NET_PIECE_BYTES ((size_t)256 * 1024)

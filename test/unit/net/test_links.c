@@ -238,7 +238,9 @@ static void body_losses(struct pair *pair)
                                   k < 3 ? 0 : NET_PUT_MORE) == HDL_PENDING)
                 net_poll(pair->net);
         }
-        size_t bytes = n % 3 ? NET_PIECE_BYTES * 2 + 5 : 9000;
+        /* In pieces, as one, as a message. */
+        const size_t sizes[] = {NET_PIECE_BYTES * 2 + 5, 80000, 9000, 60000};
+        size_t bytes = sizes[n % 4];
         CHECK(hdl_put(remote, 0, src, bytes, FLAG, 1, HDL_SIGNAL_ADD) == HDL_OK);
         CHECK(hdl_flush(remote, 20000000) == HDL_OK);
         CHECK(hdl_signal(remote, FLAG + 8, (uint64_t)n, HDL_SIGNAL_SET) == HDL_OK);

@@ -80,8 +80,8 @@ static void body_flood(struct pair *pair)
  * once, also the last one, which nothing follows. */
 static void body_more(struct pair *pair)
 {
-    enum { ROUNDS = 30, PUTS = 20, LARGE = 20000 };
-    static const size_t most[] = {1, 100, 2000, NET_EAGER_BYTES, LARGE};
+    enum { ROUNDS = 30, PUTS = 20, LARGE = 150000 };
+    static const size_t most[] = {100, 2000, NET_EAGER_BYTES, 66000, LARGE};
     struct hdl_window *window = pair_window(pair, 0, 64 + PUTS * LARGE);
     struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
     uint8_t *src = malloc(LARGE);
