@@ -11,8 +11,9 @@
 
 #define MOE_MAGIC UINT64_C(0x656f6d6c6464)
 
-/* Rows of one put: as many as fill this, with so much in vain. */
-enum { MOE_RUN_BYTES = NET_PIECE_BYTES, MOE_GAP_BYTES = 8 << 10 };
+/* Rows of one put: as many as fill this. In vain between them is at most what describes
+ * another put. */
+enum { MOE_RUN_BYTES = NET_PIECE_BYTES, MOE_GAP_BYTES = 64 };
 
 /* -------------------------------------------------------------------------- memory */
 

@@ -132,8 +132,8 @@ struct moe_lane {
 
 /*
  * Rows of one rank for another travel in runs, each with one flag, at its first token.
- * Between them may be places that nobody wants: up to some bytes that costs less than one
- * more message. Both ends cut the runs by this rule.
+ * Between small ones may be places that nobody wants: that costs less than one more put.
+ * Both ends cut the runs by this rule.
  */
 struct moe_run {
     uint32_t first, token; /* its first and its last */

@@ -121,8 +121,8 @@ static void tell_member(struct giving *g, uint32_t rank, bool rows)
         moe_tell(g->m, g->lane, rank, g->note, rows);
 }
 
-/* Puts the open run to the messaged members of the group. */
-static void end_run(struct giving *g, uint32_t group)
+/* Puts the open run to the messaged members of the group; more: another one follows. */
+static void end_run(struct giving *g, uint32_t group, bool more)
 {
     struct hdl_moe *m = g->m;
     const struct moe_config *c = &m->config;
@@ -137,7 +137,8 @@ static void end_run(struct giving *g, uint32_t group)
         .src = m->peers->own + from,
         .bytes = moe_run_bytes(&g->run, &m->give_runs, l->give_stride, l->give_bytes),
         .signal = moe_landed_from(l, &c->shape, half, self, g->run.first),
-        .flag = g->lane->flag};
+        .flag = g->lane->flag,
+        .more = more};
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
         if (!moe_reachable(m, g->lane, r))
             continue;
@@ -155,7 +156,7 @@ static void pass_on(struct giving *g, uint32_t group, uint32_t token, uint32_t r
     uint32_t dp = m->config.shape.dp;
     bool joins = moe_run_joins(&g->run, token, &m->give_runs);
     if (!joins)
-        end_run(g, group);
+        end_run(g, group, true);
     moe_run_add(&g->run, token, rows, joins);
     for (uint32_t r = group * dp; r < (group + 1) * dp; r++) {
         if (r != m->peers->self && moe_mapped(m, r))
@@ -230,7 +231,7 @@ static void give_group(struct giving *g, uint32_t group)
         else
             give_sum(g, group, &lane->items[s->first + i]);
     }
-    end_run(g, group);
+    end_run(g, group, false);
     if (lane->stream)
         moe_rows_fence();
     tell_group(g, group);

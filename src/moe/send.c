@@ -263,8 +263,9 @@ static void stage_row(struct hdl_moe *m, const struct moe_lane *lane,
                c->shape.row_scales);
 }
 
-/* Puts the run that is open for `rank`. */
-static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank)
+/* Puts the run that is open for `rank`; more: another one follows. */
+static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t rank,
+                    bool more)
 {
     const struct moe_config *c = &m->config;
     struct moe_run *run = &m->runs[rank];
@@ -278,7 +279,8 @@ static void put_run(struct hdl_moe *m, const struct moe_lane *lane, uint32_t ran
         .bytes =
             moe_run_bytes(run, &m->row_runs, c->layout.row_stride, c->layout.row_bytes),
         .signal = moe_arrive(&c->layout, &c->shape, lane->half, self, run->first),
-        .flag = lane->flag};
+        .flag = lane->flag,
+        .more = more};
     run->rows = 0;
     put_header(m, lane, rank, true);
     moe_send(m, rank, &put);
@@ -290,7 +292,7 @@ static void put_row(struct hdl_moe *m, const struct moe_lane *lane, uint32_t ran
 {
     bool joins = moe_run_joins(&m->runs[rank], token, &m->row_runs);
     if (!joins)
-        put_run(m, lane, rank);
+        put_run(m, lane, rank, true);
     moe_run_add(&m->runs[rank], token, 1, joins);
 }
 
@@ -336,7 +338,7 @@ static void send_rows(struct hdl_moe *m, struct moe_lane *lane,
         }
     }
     for (uint32_t r = 0; m->peers->messaged && r < ranks; r++)
-        put_run(m, lane, r);
+        put_run(m, lane, r, false);
 }
 
 /* -------------------------------------------------------------------------- phases */
