@@ -753,8 +753,8 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_size_hint(const struct hdl_moe_op
 
 /*
  * Makes an exchange. A collective of the group: all active ranks call it with equal
- * options, in the same order as their other collectives. It exists on all of them
- * afterwards, or on none. *moe is written on success. The group must outlive it.
+ * options, in the order of their other collectives. It exists on all afterwards (who is
+ * lost meanwhile is missing), or on none: then *moe stays. The group must outlive it.
  *   HDL_EINVAL    on this rank a value is out of range, k > E, E % R != 0 without a map,
  *                 an expert has no holder, ids of a rank do not ascend
  *   HDL_EPEER     another rank got such an error (it is named), or was lost meanwhile
