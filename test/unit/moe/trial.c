@@ -347,8 +347,7 @@ static bool set_shape(struct hdl_moe_opts *o, uint32_t ranks, int n)
                                .max_tokens = 3,
                                .dtype = !sizes && type % 2 ? HDL_F32 : HDL_BF16,
                                .format = sizes ? HDL_MOE_PLAIN : format[type]};
-    return sizes ? o->top_k <= o->num_experts && (ranks < 9 || n % NUM_TOP_K % 3 == 0)
-                 : ranks == 2;
+    return sizes ? o->top_k <= o->num_experts : ranks == 2;
 }
 
 bool trial_draw_shape(struct trial *t, uint32_t ranks, int i)
