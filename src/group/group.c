@@ -108,7 +108,7 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     base_list_init(&group->unexpected);
     uint32_t chunks = shape->window_chunks;
     group->window_mask = (chunks & (chunks - 1)) == 0 ? chunks - 1 : 0;
-    group->ahead = AHEAD < chunks ? AHEAD : chunks;
+    group->ahead = shape->capacity <= 2 || AHEAD > chunks ? chunks / 2 : AHEAD;
     group->stream_bytes = STREAM_BYTES;
     group->op_timeout_ns = BASE_FOREVER;
     enum hdl_status status = alloc_parts(group, view);

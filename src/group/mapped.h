@@ -19,7 +19,8 @@ static inline const unsigned char *mapped_input(const struct hdl_op *op, uint32_
     const struct group_peer *peer = &group->peer[rank];
     if (op->inlined)
         return peer->slots[slot].payload;
-    return (const unsigned char *)peer->data + slot * group->shape.chunk_bytes;
+    return (const unsigned char *)peer->data + slot * group->shape.chunk_bytes +
+           op->place;
 }
 
 /* A rank's piece of a chunk. */
@@ -28,7 +29,8 @@ static inline unsigned char *mapped_piece(const struct hdl_op *op, uint32_t rank
 {
     const struct hdl_group *group = op->group;
     uint32_t slot = group_slot_of(group, op->number, chunk);
-    return (unsigned char *)group->peer[rank].pieces + slot * group->shape.chunk_bytes;
+    return (unsigned char *)group->peer[rank].pieces + slot * group->shape.chunk_bytes +
+           op->place;
 }
 
 static inline bool mapped_takes_part(const struct hdl_op *op, uint32_t rank,

@@ -21,7 +21,7 @@
  *
  *   0         group_head: done, ready of the source
  *   4 KiB     slots[W], data[W][B], pieces[W][B]   of collectives
- *             intake, cells[64], bulk[8]             of the stream to this rank alone
+ *             intake, cells[64], bulk[16]            of the stream to this rank alone
  */
 struct messaged_shape {
     size_t slots, data, pieces, intake, cells, bulk;

@@ -105,6 +105,7 @@ struct hdl_op {
     size_t elem;     /* bytes of an element */
     size_t chunk_elems; /* elements (of each block) that one chunk moves */
     size_t chunk_bytes; /* most that a chunk has in a slot */
+    size_t place;       /* in a slot, where payloads begin */
     uint64_t num_chunks;
     uint64_t published; /* chunks */
     uint64_t pieces;

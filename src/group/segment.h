@@ -33,7 +33,7 @@
  *            +---------------------------------------------------------------+
  *   cells    | C x 64 cells of 64 B  small messages for each destination     |
  *            +---------------------------------------------------------------+
- *   bulk     | C x 8 x 64 KiB        fragments for each destination          |
+ *   bulk     | C x 16 x 64 KiB       fragments for each destination          |
  *            +---------------------------------------------------------------+
  *   messaged | receive memory, written by messaged peers (messaged.h)        |
  *            +---------------------------------------------------------------+
@@ -54,7 +54,7 @@
 #define GROUP_FOREVER UINT64_MAX
 
 #define GROUP_SEGMENT_MAGIC UINT64_C(0x6564646c65736567)
-#define GROUP_SEGMENT_VERSION 1
+#define GROUP_SEGMENT_VERSION 2
 
 enum {
     GROUP_LINE = 64,
@@ -62,7 +62,7 @@ enum {
     GROUP_SLOT_LEAST = 4096, /* chunk_bytes is a multiple */
     GROUP_CELL_BYTES = 40,
     GROUP_CELLS = 64,
-    GROUP_FRAGMENTS = 8,
+    GROUP_FRAGMENTS = 16, /* 1 MiB: written again after it left the reader's cache */
     GROUP_FRAGMENT_BYTES = 64 * 1024,
     GROUP_GRANTS = 16,
 };
@@ -113,7 +113,7 @@ struct group_head {
     uint64_t chunk_bytes;
     _Atomic uint64_t path; /* 1 = mapped, 2 = messaged, 0 = not known yet */
     _Atomic uint64_t left; /* the owner has left the group for good */
-    _Atomic uint32_t core; /* where the owner waited last, from 1; 0 = not known */
+    _Atomic uint32_t core; /* where the owner waited last, from 1; 0 = asleep, unknown */
     uint32_t reserved[3];
     alignas(GROUP_LINE) _Atomic uint64_t done;
     _Atomic uint64_t ready; /* of messaged groups, see messaged.h */

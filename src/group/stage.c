@@ -11,12 +11,12 @@
 /* A probe is long enough that all slots were written that way before the half that
  * counts, and rare enough not to matter where it is the slow way. */
 #define PROBE_NS (50 * BASE_NS_PER_MS)
-enum { PROBE_PIECES = 32, PROBE_EVERY = 1024, SMALL_BYTES = 8 * 1024 };
+enum { PROBE_PIECES = 64, PROBE_EVERY = 2048, SMALL_BYTES = 8 * 1024 };
 
 /* Past the cache if the way through it takes so many halves of that time; by size. What
  * goes past comes back from memory; in a collective every rank waits for that, while the
  * sender of a message writes the next piece meanwhile. */
-static const uint32_t halves[GROUP_STAGES][GROUP_STAGE_SIZES] = {{4, 6, 6}, {4, 3, 3}};
+static const uint32_t halves[GROUP_STAGES][GROUP_STAGE_SIZES] = {{4, 6, 6}, {4, 6, 6}};
 
 /* A piece can be slow by accident, but not fast: a lower time counts at once. */
 static void note(uint32_t *ps, int64_t ns, size_t bytes)
@@ -60,7 +60,7 @@ void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
     if (size == 0)
         atomic_thread_fence(memory_order_seq_cst);
     note(past ? &stage->past_ps : &stage->cached_ps, base_now_ns() - start, bytes);
-    if (stage->pieces > PROBE_PIECES)
+    if (stage->pieces >= 2 * PROBE_PIECES)
         stage->past = 2 * stage->cached_ps > halves[kind][size] * stage->past_ps;
 }
 

@@ -13,7 +13,7 @@
  *
  *     sender's segment, per destination        receiver's segment, per source
  *     cells[64]  small messages, announcements   cells       read so far
- *     bulk[8]    fragments of 64 KiB             fragments   read so far
+ *     bulk[16]   fragments of 64 KiB             fragments   read so far
  *                                                grants[16]  large messages it wants
  *
  *     up to 40 B     one cell

@@ -360,6 +360,7 @@ static void test_sizes(void **state)
         run_sizes(ranks, 4, 4096);
     run_sizes(3, 3, 8192);
     run_sizes(4, 16, 64 * 1024);
+    run_sizes(2, 16, 256 * 1024); /* in halves of slots */
 }
 
 static void test_types_and_operators(void **state)
