@@ -42,6 +42,12 @@ uint32_t group_spread_show(struct hdl_group *group)
     return core;
 }
 
+void group_spread_hide(struct hdl_group *group)
+{
+    struct group_head *head = group_segment_head(group->segment);
+    atomic_store_explicit(&head->core, 0, memory_order_relaxed);
+}
+
 bool group_spread_same_core(const struct hdl_group *group, uint32_t rank)
 {
     const struct group_head *own = group_segment_head(group->segment);
@@ -58,8 +64,9 @@ bool group_spread_full(struct hdl_group *group, uint32_t core)
         const struct group_head *head = group->peer[r].segment;
         if (!head || !group_view_present(group->seen, r))
             continue;
-        ranks++;
-        here += atomic_load_explicit(&head->core, memory_order_relaxed) == core;
+        uint32_t there = atomic_load_explicit(&head->core, memory_order_relaxed);
+        ranks += there != 0;
+        here += there == core;
     }
     return here > (ranks + group->engine->cores - 1) / group->engine->cores;
 }

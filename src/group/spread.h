@@ -11,10 +11,12 @@ struct hdl_group;
 
 /* Tells the peers on which core this thread is; returns it, from 1. */
 uint32_t group_spread_show(struct hdl_group *group);
+/* Tells them that it sleeps. */
+void group_spread_hide(struct hdl_group *group);
 /* Where ranks outnumber cores: did the rank wait last on the core that this one did? */
 bool group_spread_same_core(const struct hdl_group *group, uint32_t rank);
-/* Are more ranks of the group on this core than its share of those on this host? Under
- * the lock. */
+/* Are more ranks of the group on this core than its share of those awake on this host?
+ * Under the lock. */
 bool group_spread_full(struct hdl_group *group, uint32_t core);
 /* After a wait that yielded: moves the calling thread to another core of its mask if wait
  * after wait found that this one is shared. */

@@ -136,7 +136,9 @@ static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
         for (uint64_t bits = mask[w]; bits; bits &= bits - 1) {
             uint32_t rank = w * 64 + (uint32_t)__builtin_ctzll(bits);
             const struct group_head *head = group->peer[rank].segment;
-            if (!head || atomic_load_explicit(&head->core, memory_order_relaxed) == core)
+            uint32_t there =
+                head ? atomic_load_explicit(&head->core, memory_order_relaxed) : 0;
+            if (there == 0 || there == core)
                 return true;
         }
     }
@@ -221,10 +223,13 @@ static bool sleep_once(struct group_engine *engine, const struct target *target,
         net_sleep_cancel(engine->net);
         return true;
     }
-    if (*moved)
+    if (*moved) {
         net_sleep_cancel(engine->net);
-    else
-        net_sleep(engine->net, ticket, timeout, 0);
+        return false;
+    }
+    if (target->group)
+        group_spread_hide(target->group);
+    net_sleep(engine->net, ticket, timeout, 0);
     return false;
 }
 
