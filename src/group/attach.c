@@ -222,7 +222,10 @@ void group_closed(void *user, uint32_t slot, uint64_t rank_epoch)
         return;
     if (atomic_load(&group->ready_epoch[slot]) == rank_epoch)
         atomic_store(&group->ready_epoch[slot], 0);
-    atomic_store(&group->closed[slot], rank_epoch);
+    /* A joiner that went away again says nothing of the former holder, which may be
+     * closed already. */
+    if (slot_state(group, slot, rank_epoch) == SLOT_CONNECTED)
+        atomic_store(&group->closed[slot], rank_epoch);
     atomic_fetch_add(&group->closings, 1);
     if (has_arrived(group, slot, rank_epoch))
         set_arrived(group, slot, NULL); /* a joiner that went away again */

@@ -5,6 +5,7 @@
  *     joiners slow    one that is busy for longer than dead_after is not lost
  *     joiners busy    two at once, while the coordinator's rank waits in an operation
  *     joiners again   one dies after its admission, and a new process takes its slot
+ *     joiners vain    one dies before its admission, and another one takes its slot
  *     joiners early   one is admitted before its predecessor's death is in any view
  *     joiners far     one of another host is refused by a group in shared memory
  */
@@ -12,6 +13,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "member.h"
@@ -112,6 +114,40 @@ static void replacement(void)
     sums(7);
 }
 
+/* ---------------------------------------------------------------------------- vain */
+
+/* Until both members see rank 2 so. */
+static void await_ready(bool ready)
+{
+    struct hdl_member member = {.size = sizeof(member)};
+    do {
+        rank_sleep_ms(1);
+        CHECK_OK(hdl_group_member(self.group, 2, &member));
+    } while ((member.member == HDL_MEMBER_READY) != ready);
+    member_sum_until(3, 4);
+}
+
+static void vain(void)
+{
+    member_found(3, 3, false);
+    CHECK(member_sum_ok() == 7, "three");
+    if (self.rank == 2)
+        raise(SIGKILL);
+    member_sum_until(3, 4);
+    pid_t child = self.rank == 0 ? member_spawn(2, "replacement") : 0;
+    await_ready(true);
+    if (child) {
+        (void)kill(child, SIGKILL);
+        (void)waitpid(child, NULL, 0);
+    }
+    await_ready(false);
+    child = self.rank == 0 ? member_spawn(2, "replacement") : 0;
+    member_admit(2);
+    sums(7);
+    if (child)
+        member_reap(child);
+}
+
 /* --------------------------------------------------------------------------- early */
 
 /* The members know of the death before the library does: whoever admits means the next
@@ -200,6 +236,8 @@ int main(int argc, char **argv)
         again();
     else if (strcmp(mode, "replacement") == 0)
         replacement();
+    else if (strcmp(mode, "vain") == 0)
+        vain();
     else if (strcmp(mode, "early") == 0)
         early();
     else if (strcmp(mode, "early_replacement") == 0)
