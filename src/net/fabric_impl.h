@@ -111,13 +111,11 @@ struct fabric_link {
     struct base_list busy; /* those that poll must look at */
     uint64_t net_id;
     uint64_t secret;
-    uint8_t address[NET_MAX_ADDRESS];
-    uint32_t address_length;
     fi_addr_t fi_addr;
     uint32_t users; /* remotes */
     bool opened;    /* had users: without any it is over */
 
-    struct fabric_message *ring[FABRIC_LINK_WINDOW];
+    struct fabric_message **ring; /* FABRIC_LINK_WINDOW; NULL while nobody needs it */
     uint32_t base, post, tail;
     uint32_t num_large; /* of them, in large buffers */
     bool restart;       /* messages were given up: the next one is a HELLO that says so */
@@ -139,6 +137,8 @@ struct fabric_link {
     int64_t probed_at;
     uint32_t unsaid;  /* probes in a row that found no room */
     int64_t heard_at; /* last message, or question why there is none; 0 = not looked at */
+    uint32_t address_length;
+    uint8_t address[];
 };
 
 struct net_fabric_remote {
@@ -230,6 +230,8 @@ enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
 void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link);
 /* Payload of a message now. */
 size_t fabric_link_most(const struct net_fabric *fabric, const struct fabric_link *link);
+/* Without users and messages it keeps its numbers only. */
+void fabric_link_rest(struct net_fabric *fabric, struct fabric_link *link);
 /*
  * Room of `bytes` for a part of a PUT: in the newest message if that has not gone, else
  * in a new one. To be filled before the lock is given away; fabric_link_go posts it, or

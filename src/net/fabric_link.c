@@ -49,7 +49,7 @@ enum hdl_status fabric_link_open(struct net_fabric *fabric, uint64_t net_id,
     if (address_length != fabric->address_length)
         return base_fail(HDL_EINVAL, "fabric address of %u bytes, %s has %u",
                          address_length, fabric->provider, fabric->address_length);
-    struct fabric_link *link = base_alloc(fabric->env, 1, sizeof(*link));
+    struct fabric_link *link = base_alloc(fabric->env, 1, sizeof(*link) + address_length);
     if (!link)
         return HDL_ENOMEM;
     link->net_id = net_id;
@@ -77,7 +77,16 @@ void fabric_link_free(struct net_fabric *fabric, struct fabric_link *link)
 {
     base_list_remove(&link->node);
     base_list_remove(&link->busy);
+    base_free(fabric->env, link->ring);
     base_free(fabric->env, link);
+}
+
+void fabric_link_rest(struct net_fabric *fabric, struct fabric_link *link)
+{
+    if (link->users || link->base != link->tail)
+        return;
+    base_free(fabric->env, link->ring);
+    link->ring = NULL;
 }
 
 static void link_set_busy(struct net_fabric *fabric, struct fabric_link *link)
@@ -230,7 +239,10 @@ static struct fabric_message *link_new(struct net_fabric *fabric,
                                        struct fabric_link *link, enum net_wire_kind kind,
                                        size_t body)
 {
-    struct fabric_message *message = link_message(fabric, link, kind, body);
+    if (!link->ring)
+        link->ring = base_alloc(fabric->env, FABRIC_LINK_WINDOW, sizeof(*link->ring));
+    struct fabric_message *message =
+        link->ring ? link_message(fabric, link, kind, body) : NULL;
     if (!message)
         return NULL;
     if ((link->tail == 1 || link->restart) && !link_append_hello(fabric, link)) {
@@ -262,8 +274,10 @@ static void link_replace(struct fabric_link *link, const struct fabric_message *
 static struct fabric_message *
 link_open(struct net_fabric *fabric, struct fabric_link *link, size_t bytes, bool offer)
 {
+    if (link->base == link->tail)
+        return NULL;
     struct fabric_message *message = link->ring[(link->tail - 1) % FABRIC_LINK_WINDOW];
-    if (link->base == link->tail || !message->open || (offer && message->offers))
+    if (!message->open || (offer && message->offers))
         return NULL;
     size_t length = message->length + bytes;
     if (length <= fabric_message_room(fabric, message->size))
@@ -532,8 +546,10 @@ void fabric_link_attend(struct net_fabric *fabric, struct fabric_link *link, boo
     if (link->ack_owed == 0)
         link->owed_since = 0;
     if (link->base == link->tail && !link_moves(link) && !link->ack_owed &&
-        !link->gap_seen && !link->down_since)
+        !link->gap_seen && !link->down_since) {
         base_list_remove(&link->busy);
+        fabric_link_rest(fabric, link);
+    }
 }
 
 int64_t fabric_link_timer(const struct fabric_link *link)

@@ -63,6 +63,7 @@ static void fabric_close(struct hdl_peer_window *owner)
     fabric_offers_drop(fabric, remote);
     base_list_remove(&remote->node);
     remote->link->users--;
+    fabric_link_rest(fabric, remote->link);
     fabric_unlock(fabric);
     base_free(fabric->env, remote);
 }
