@@ -780,9 +780,9 @@ HDL_API void hdl_moe_destroy(struct hdl_moe *moe);
  * with 0 experts where no member is; NULL = the map stays. Steps that are open end: their
  * handles are HDL_ESTALE. Memory of hdl_moe_next_combine_buffer is gone, counters go on.
  * With HDL_MOE_CUDA it waits until the device is idle, and memory stays where it is:
- * captured graphs stay valid unless the map changes.
+ * captured graphs stay valid and follow the map; their arrays must have room for it.
  *   errors        as for hdl_moe_create; after one the exchange is as it was
- *   HDL_ENOTSUP   it had 65535 updates
+ *   HDL_ENOTSUP   it had 65535 updates; a map of more experts than kernels have room for
  */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_update(struct hdl_moe *moe,
                                                       const int32_t *expert_counts,
@@ -974,7 +974,7 @@ struct hdl_moe_state {
     int64_t error_token;        /* its token, position and value where an id was wrong; */
     int64_t error_position;     /* else -1 */
     int64_t error_value;
-    /* The arrays are not filled with HDL_MOE_CUDA. */
+    /* HDL_MOE_CUDA: wait_ns of headers alone, bytes with the flags among them */
     uint64_t *expert_rows; /* in: [L] or NULL: rows received, by own expert */
     uint64_t *wait_ns;     /* in: [R] or NULL: time that this rank waited for each */
     uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */

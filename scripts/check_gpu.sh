@@ -28,6 +28,8 @@ if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/de
     done
     HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
         timeout 180 python3 test/gpu/cases.py || exit 1
+    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
+        timeout 90 python3 test/gpu/beside.py || exit 1
 fi
 if command -v compute-sanitizer >/dev/null; then
     # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.

@@ -38,6 +38,20 @@ struct gpu_mem_access {
     int flags; /* 3 = read and write */
 };
 
+struct gpu_launch_attribute {
+    int id;
+    char pad[4];
+    int value[16];
+};
+
+struct gpu_launch {
+    unsigned grid[3], block[3];
+    unsigned shared_bytes;
+    struct gpu_stream *stream;
+    struct gpu_launch_attribute *attributes;
+    unsigned count;
+};
+
 enum {
     GPU_MEM_PINNED = 1,
     GPU_LOCATION_DEVICE = 1,
@@ -51,6 +65,7 @@ enum {
     GPU_ATTR_FD_HANDLES = 103,
     GPU_ATTR_SHARED_OPTIN = 97,
     GPU_FUNCTION_SHARED_BYTES = 8,
+    GPU_LAUNCH_EARLY = 6,       /* programmatic stream serialization */
     GPU_PEER_ACCESS = 2,        /* CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED */
     GPU_PEER_NATIVE_ATOMIC = 3, /* hardware link with atomics: NVLink */
     GPU_STREAM_NON_BLOCKING = 1,

@@ -16,9 +16,10 @@
  */
 enum { AT_ONCE = 4, TAKE_MOST = 2, TAKE_WIRE = 0, POLLS = 64 };
 
-MOE_DEVICE uint32_t *lost_ranks(const moe_gpu_args &a)
+/* The places that each own token of the block lacks. */
+MOE_DEVICE unsigned long long *lost_places(const moe_gpu_args &a)
 {
-    return (uint32_t *)(shared_memory + WARPS * RINGS_BYTES);
+    return (unsigned long long *)(shared_memory + WARPS * RINGS_BYTES);
 }
 
 /* ---------------------------------------------------------------------- receiving */
@@ -128,7 +129,7 @@ MOE_DEVICE void store_sums(const moe_gpu_args &a, uint32_t token,
 /* The ranks that a contribution for an own token is expected from. */
 MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
 {
-    const uint32_t same = a.says_source ? load_word(&a.lane.state->same_routes) : ~0u;
+    const uint32_t same = says_source(a) ? load_word(&a.lane.state->same_routes) : ~0u;
     return a.lane.own_ranks[token] & a.lane.state->sent & counted_ranks(a) & same;
 }
 
@@ -153,6 +154,8 @@ MOE_COLD void compare_routes(const moe_gpu_args &a, step_view v)
                                            (uint64_t)r * MOE_GPU_LINE);
             over = line.x == v.step && (line.y & ~3u) == v.tag.kind;
             same = over && !(line.y & TAG_DROPPED) && line.z == state->own_mask;
+            if (same)
+                state->member_of[r] = line.w;
         }
         if (!over && lane_out_of_patience(&p, state, r)) {
             state->late[r] = v.step;
@@ -165,27 +168,31 @@ MOE_COLD void compare_routes(const moe_gpu_args &a, step_view v)
     atomicAnd(&state->same_routes, __ballot_sync(ALL_LANES, same));
 }
 
-/* What comes for an own token: a contribution for each of some places, which are numbers
- * of ranks, or of routing entries if experts come apart. */
-struct expectation {
-    uint32_t places;
-    uint32_t gone;  /* those that will not come */
-    float weight;   /* of this lane's entry, if apart */
-    uint32_t entry; /* what is kept of it */
-};
+/* Finds what comes; returns what will not. */
+MOE_DEVICE uint32_t expect(const moe_gpu_args &a, uint32_t token, expectation<false> *x)
+{
+    x->places = wanted_ranks(a, token);
+    return a.lane.own_ranks[token] & ~x->places;
+}
 
-template <bool APART> MOE_DEVICE expectation expect(const moe_gpu_args &a, uint32_t token)
+MOE_DEVICE uint64_t expect(const moe_gpu_args &a, uint32_t token, expectation<true> *x)
 {
     const uint32_t lane = threadIdx.x & 31, ranks = wanted_ranks(a, token);
-    expectation x = {ranks, a.lane.own_ranks[token] & ~ranks, 0, 0};
-    if (!APART)
-        return x;
-    x.entry = own_place(a, token);
-    const bool first = x.entry >> 8 == lane, comes = ranks >> (x.entry & 31) & 1;
-    x.places = __ballot_sync(ALL_LANES, first && comes);
-    x.gone = __ballot_sync(ALL_LANES, first && !comes);
-    x.weight = sum_weights(a, x.entry, own_weight(a, token));
-    return x;
+    uint64_t gone = 0;
+    x->entry = own_places(a, token);
+    x->weight = own_weights(a, token, x->entry);
+    x->places = 0;
+#pragma unroll
+    for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t entry = x->entry.of[half], rank = entry & 31;
+        const bool first = entry >> 8 == lane + half * WARP, comes = ranks >> rank & 1;
+        x->places |= (uint64_t)__ballot_sync(ALL_LANES, first && comes) << half * WARP;
+        gone |= (uint64_t)__ballot_sync(ALL_LANES, first && !comes) << half * WARP;
+        x->first.of[half] = 0;
+        if (says_source(a))
+            x->first.of[half] = load_word(&a.lane.state->member_of[rank]) * a.geo.top_k;
+    }
+    return gone;
 }
 
 /*
@@ -195,8 +202,8 @@ template <bool APART> MOE_DEVICE expectation expect(const moe_gpu_args &a, uint3
  */
 template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token,
-                              const few_accesses<TAKE> &f, uint32_t places, float weight,
-                              bool stores)
+                              const few_accesses<TAKE> &f, const expectation<APART> &x,
+                              typename place_set<APART>::type places, bool stores)
 {
     const pair_lane place = place_in_pair(threadIdx.x & 31);
     const unsigned char *at = line_of(a, v, token, 0);
@@ -208,14 +215,15 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
             acc[n][i] = 0.0f;
 #pragma unroll 1
     while (places) {
-        const uint32_t count = min(__popc(places), (int)AT_ONCE);
+        const uint32_t count = APART ? min(__popcll(places), (int)AT_ONCE)
+                                     : min(__popc((uint32_t)places), (int)AT_ONCE);
         uint64_t from[AT_ONCE];
         float weights[AT_ONCE];
 #pragma unroll
         for (uint32_t u = 0; u < AT_ONCE; u++) {
-            const uint32_t number = u < count ? __ffs(places) - 1 : 0;
-            from[u] = number * (uint64_t)a.geo.give.stride;
-            weights[u] = APART ? __shfl_sync(ALL_LANES, weight, number) : 0.0f;
+            const uint32_t number = u < count ? first_place(places) : 0;
+            from[u] = place_of(x, number) * (uint64_t)a.geo.give.stride;
+            weights[u] = weight_of(x, number);
             places &= places - 1;
         }
         uint4 data[TAKE][AT_ONCE];
@@ -253,28 +261,30 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
  * Returns these places.
  */
 template <int TYPE, bool WIDE, bool APART>
-MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t token,
-                              uint32_t access, uint32_t places, uint32_t entry,
-                              uint32_t looks)
+MOE_COLD typename place_set<APART>::type look_around(const moe_gpu_args &a, step_view v,
+                                                     uint32_t token, uint32_t access,
+                                                     expectation<APART> x, uint32_t looks)
 {
+    typedef typename place_set<APART>::type set;
     const uint32_t lane = threadIdx.x & 31;
     const bool checks =
         place_in_pair(lane).split && access * 2 + (lane >> 4) < a.geo.give.pairs;
-    uint32_t waiting = 0, lost = 0;
-    for (uint32_t rest = places; rest; rest &= rest - 1) {
-        const uint32_t place = __ffs(rest) - 1;
-        uint4 line = load_packet(line_of(a, v, token, place) + access * MOE_GPU_ACCESS);
+    set waiting = 0, lost = 0;
+    for (set rest = x.places; rest; rest &= rest - 1) {
+        const uint32_t number = first_place(rest);
+        uint4 line = load_packet(line_of(a, v, token, place_of(x, number)) +
+                                 access * MOE_GPU_ACCESS);
         const bool ok = tag_ok(line, v.tag, checks);
-        waiting |= __all_sync(ALL_LANES, ok) ? 0 : 1u << place;
-        lost |= __any_sync(ALL_LANES, ok && tag_drops(line, checks)) ? 1u << place : 0;
+        waiting |= __all_sync(ALL_LANES, ok) ? 0 : (set)1 << number;
+        lost |=
+            __any_sync(ALL_LANES, ok && tag_drops(line, checks)) ? (set)1 << number : 0;
     }
     v.tag.kind &= ~TAG_APART;
     if ((looks & 3) == 3 && (a.phase & MOE_GPU_SEND))
         send_unsent<TYPE, WIDE>(a, v);
     if (!waiting)
         return lost;
-    const uint32_t place = __ffs(waiting) - 1;
-    const uint32_t from = APART ? __shfl_sync(ALL_LANES, entry, place) & 0xff : place;
+    const uint32_t number = first_place(waiting), from = giver_of(x, number);
     const uint4 drop =
         load_packet(own_half(a, v.half) + a.geo.drop_at + (uint64_t)from * MOE_GPU_LINE);
     if (!__any_sync(ALL_LANES,
@@ -283,7 +293,15 @@ MOE_COLD uint32_t look_around(const moe_gpu_args &a, step_view v, uint32_t token
         return lost;
     if (lane == 0)
         a.lane.state->late[from] = v.step;
-    return lost | 1u << place;
+    return lost | (set)1 << number;
+}
+
+template <bool APART>
+MOE_DEVICE expectation<APART> without(expectation<APART> x,
+                                      typename place_set<APART>::type lost)
+{
+    x.places &= ~lost;
+    return x;
 }
 
 /* Units of a contribution on another wire. */
@@ -295,7 +313,8 @@ MOE_DEVICE uint32_t units_of_part(const moe_gpu_args &a)
 /* A unit of an own token on another wire, 8 elements a lane; else as take_accesses. */
 template <int TYPE, bool APART>
 MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
-                          uint32_t unit, uint32_t places, float weight, bool stores)
+                          uint32_t unit, const expectation<APART> &x,
+                          typename place_set<APART>::type places, bool stores)
 {
     typedef element<TYPE> e;
     const uint32_t lane = threadIdx.x & 31, number = unit / units_of_part(a);
@@ -306,20 +325,20 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
         return true;
     const unsigned char *part = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
                                 (uint64_t)number * PART_BYTES;
-    if (!await_lines(a, part, lines_of(a, p, base), v.tag, places, POLLS))
+    if (!await_lines(a, part, lines_of(a, p, base), v.tag, x, places, POLLS))
         return false;
     float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
     for (; places; places &= places - 1) {
-        const uint32_t place = __ffs(places) - 1;
-        const float w = APART ? __shfl_sync(ALL_LANES, weight, place) : 0.0f;
+        const uint32_t number = first_place(places), place = place_of(x, number);
+        const float w = weight_of(x, number);
         if (at >= p.count)
             continue;
-        float x[8];
-        read_wire(a, part + place * (uint64_t)a.geo.give.stride, p, at, x);
+        float f[8];
+        read_wire(a, part + place * (uint64_t)a.geo.give.stride, p, at, f);
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            acc[i] = APART ? __fmaf_rn(w, x[i], acc[i]) : __fadd_rn(acc[i], x[i]);
+            acc[i] = APART ? __fmaf_rn(w, f[i], acc[i]) : __fadd_rn(acc[i], f[i]);
     }
     unsigned char *row = (unsigned char *)a.result + (uint64_t)token * bytes;
 #pragma unroll
@@ -340,19 +359,21 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
 
 /* The same until it is done; returns the places that the unit lacks. */
 template <int TYPE, bool APART>
-MOE_DEVICE uint32_t take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token,
-                                     uint32_t unit, const expectation &x)
+MOE_DEVICE typename place_set<APART>::type
+take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t unit,
+                 const expectation<APART> &x)
 {
     const uint32_t first = unit / units_of_part(a) * MOE_GPU_PART_MOST;
-    uint32_t lost = 0, looks = 0;
+    typename place_set<APART>::type lost = 0;
+    uint32_t looks = 0;
     v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-    while (!take_unit<TYPE, APART>(a, v, token, unit, x.places & ~lost, x.weight,
+    while (!take_unit<TYPE, APART>(a, v, token, unit, x, x.places & ~lost,
                                    !lost || a.accumulate)) {
 #pragma unroll 1
         for (uint32_t n = first; n < min(first + MOE_GPU_PART_MOST, a.give_accesses); n++)
-            lost |= look_around<TYPE, false, APART>(a, v, token, n, x.places & ~lost,
-                                                    x.entry, looks);
+            lost |=
+                look_around<TYPE, false, APART>(a, v, token, n, without(x, lost), looks);
         looks++;
     }
     return lost;
@@ -361,24 +382,25 @@ MOE_DEVICE uint32_t take_unit_surely(const moe_gpu_args &a, step_view v, uint32_
 /* As above, for rows of their own type. What is added
  * to the old output cannot be done again without this column's loss. */
 template <int TYPE, bool WIDE, int TAKE, bool APART>
-MOE_DEVICE uint32_t take_surely(const moe_gpu_args &a, step_view v, uint32_t token,
-                                uint32_t first, uint32_t stride, const expectation &x)
+MOE_DEVICE typename place_set<APART>::type
+take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
+            uint32_t stride, const expectation<APART> &x)
 {
     if constexpr (TAKE == TAKE_WIRE) {
         return take_unit_surely<TYPE, APART>(a, v, token, first, x);
     } else {
         const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
-        uint32_t lost = 0, looks = 0;
+        typename place_set<APART>::type lost = 0;
+        uint32_t looks = 0;
         v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-        while (!take_accesses<TYPE, WIDE, TAKE, APART>(a, v, token, f, x.places & ~lost,
-                                                       x.weight, !lost || a.accumulate)) {
+        while (!take_accesses<TYPE, WIDE, TAKE, APART>(
+            a, v, token, f, x, x.places & ~lost, !lost || a.accumulate)) {
 #pragma unroll 1
             for (uint32_t n = 0; n < TAKE; n++)
                 if (first + n * stride < a.give_accesses)
-                    lost |=
-                        look_around<TYPE, WIDE, APART>(a, v, token, first + n * stride,
-                                                       x.places & ~lost, x.entry, looks);
+                    lost |= look_around<TYPE, WIDE, APART>(
+                        a, v, token, first + n * stride, without(x, lost), looks);
             looks++;
         }
         return lost;
@@ -403,17 +425,18 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
     while (__syncthreads_or(again)) {
         again = false;
         for (uint32_t i = 0; i < turns; i++) {
-            uint32_t t = take_class(a) + i * a.plan.take_classes,
-                     without = lost_ranks(a)[i];
+            const uint32_t t = take_class(a) + i * a.plan.take_classes;
+            const unsigned long long lost = lost_places(a)[i];
             __syncthreads();
-            expectation x = expect<APART>(a, t);
-            x.places &= ~without;
-            for (uint32_t c = take_slice(a) * WARPS + warp;
-                 without && c < takes_of<ONE>(a); c += stride) {
-                uint32_t more =
+            expectation<APART> x;
+            (void)expect(a, t, &x);
+            x.places &= ~lost;
+            for (uint32_t c = take_slice(a) * WARPS + warp; lost && c < takes_of<ONE>(a);
+                 c += stride) {
+                const unsigned long long more =
                     take_surely<TYPE, WIDE, ONE, APART>(a, v, t, c, stride, x);
                 if (more && (threadIdx.x & 31) == 0)
-                    atomicOr(&lost_ranks(a)[i], more);
+                    atomicOr(&lost_places(a)[i], more);
                 again |= more != 0;
             }
             __syncthreads();
@@ -421,28 +444,48 @@ MOE_COLD void redo_tokens(const moe_gpu_args &a, step_view v, uint32_t turns)
     }
 }
 
+/* Contributions of this lane's rank beyond the first, if experts come apart. */
+MOE_DEVICE uint32_t more_from(const moe_gpu_args &, uint32_t, const expectation<false> &)
+{
+    return 0;
+}
+
+MOE_DEVICE uint32_t more_from(const moe_gpu_args &a, uint32_t token,
+                              const expectation<true> &x)
+{
+    uint32_t n = 0;
+#pragma unroll 1
+    for (uint64_t rest = x.places; rest; rest &= rest - 1)
+        n += giver_of(x, first_place(rest)) == (threadIdx.x & 31);
+    return n - (wanted_ranks(a, token) >> (threadIdx.x & 31) & 1);
+}
+
 template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
-    const uint32_t warp = threadIdx.x / WARP, tokens = a.lane.state->tokens[a.rank];
+    const uint32_t warp = threadIdx.x / WARP, tokens = a.lane.state->own_tokens;
     const uint32_t stride = WARPS * a.plan.take_slices;
     bool incomplete = false;
-    uint32_t turns = 0;
+    uint32_t turns = 0, more = 0;
 #pragma unroll 1
     for (uint32_t t = take_class(a); t < tokens; t += a.plan.take_classes, turns++) {
         if (a.missing && threadIdx.x == 0 && take_slice(a) == 0)
             a.missing[t] = 0;
-        const expectation x = expect<APART>(a, t);
-        uint32_t gone = x.gone;
+        expectation<APART> x;
+        typename place_set<APART>::type gone = expect(a, t, &x);
+        if (APART)
+            more += more_from(a, t, x);
 #pragma unroll 1
         for (uint32_t c = take_slice(a) * WARPS + warp; c < takes_of<TAKE>(a);
              c += (TAKE == TAKE_WIRE ? 1 : TAKE) * stride)
             gone |= take_surely<TYPE, WIDE, TAKE, APART>(a, v, t, c, stride, x);
         if (gone && (threadIdx.x & 31) == 0)
-            atomicOr(&lost_ranks(a)[turns], gone);
+            atomicOr(&lost_places(a)[turns], (unsigned long long)gone);
         incomplete |= gone != 0;
     }
     trace(a, 6);
+    if (APART && warp == 0 && take_slice(a) == 0)
+        count_for(a.lane.counters->more, more);
     if (!__syncthreads_or(incomplete))
         return;
     if (threadIdx.x == 0)
@@ -450,7 +493,7 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     if (!a.accumulate)
         redo_tokens<TYPE, WIDE, TAKE == TAKE_WIRE ? TAKE_WIRE : 1, APART>(a, v, turns);
     for (uint32_t i = threadIdx.x; a.missing && i < turns; i += THREADS)
-        if (lost_ranks(a)[i])
+        if (lost_places(a)[i])
             a.missing[take_class(a) + i * a.plan.take_classes] = 1;
 }
 
@@ -458,6 +501,7 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 template <int TYPE, bool WIDE, bool WIRE = false>
 MOE_DEVICE void combine(const moe_gpu_args &a)
 {
+    await_kernel();
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
     trace(a, TRACE_BEGIN);
     give_cursor cursor;
@@ -469,7 +513,7 @@ MOE_DEVICE void combine(const moe_gpu_args &a)
     for (uint32_t i = threadIdx.x;
          is_receiver(a) && take_class(a) + i * a.plan.take_classes < a.geo.max_tokens;
          i += THREADS)
-        lost_ranks(a)[i] = 0;
+        lost_places(a)[i] = 0;
     __syncthreads();
     trace(a, 2);
     if (a.geo.keeps && (a.phase & MOE_GPU_SEND))
@@ -480,11 +524,13 @@ MOE_DEVICE void combine(const moe_gpu_args &a)
             give_wire<TYPE>(a, v, tokens, &used);
         else
             send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
-        if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1)
+        if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1) {
             send_drops(a, v);
+            count_given(a);
+        }
     }
     trace(a, 5);
-    if (a.says_source && is_receiver(a)) {
+    if (says_source(a) && is_receiver(a)) {
         if (threadIdx.x < WARP)
             compare_routes<TYPE, WIDE>(a, v);
         __syncthreads();
@@ -500,6 +546,7 @@ MOE_DEVICE void combine(const moe_gpu_args &a)
         receive_all<TYPE, WIDE, 1, false>(a, v);
     else
         receive_all<TYPE, WIDE, TAKE_MOST, false>(a, v);
+    let_next_begin();
     bulk_wait<0>();
     if (a.trace)
         __syncthreads();

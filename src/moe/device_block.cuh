@@ -30,6 +30,7 @@ struct block_state {
     uint32_t listened;                 /* of these, who has rows for this rank */
     uint32_t unweighted;               /* sources whose weights come with combine */
     uint32_t stage_lock;
+    moe_gpu_map map;
     item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
 };
 
@@ -42,15 +43,15 @@ MOE_DEVICE uint32_t *shared_words(uint32_t at)
     return (uint32_t *)(shared_memory + at);
 }
 
-/* The bit set of a local expert. */
-MOE_DEVICE uint32_t *set_of(const moe_gpu_args &a, uint32_t expert)
-{
-    return shared_words(a.shared.bits_at) + expert * a.shared.words;
-}
-
 MOE_DEVICE uint32_t *any_set(const moe_gpu_args &a)
 {
     return shared_words(a.shared.any_at);
+}
+
+/* The bit set of a local expert. */
+MOE_DEVICE uint32_t *set_of(const moe_gpu_args &a, uint32_t expert)
+{
+    return any_set(a) + (expert + 1) * a.shared.words;
 }
 
 /* The expert slots of the token of `source` that the block receives in `turn`. */
@@ -142,6 +143,15 @@ MOE_COLD void report_tokens(const moe_gpu_args &a, uint32_t rank, uint32_t asked
     give_notice(a);
 }
 
+/* Members of the DP group of `rank` do not give weights alike. */
+MOE_COLD void report_weights(const moe_gpu_args &a, uint32_t rank)
+{
+    unsigned long long *first = (unsigned long long *)&a.lane.state->error.first;
+    uint64_t mine = (MOE_GPU_PEER_ERROR | rank) << 8 | MOE_GPU_ERR_WEIGHTS;
+    atomicMin(first, (unsigned long long)mine);
+    give_notice(a);
+}
+
 MOE_DEVICE int64_t id_at(const moe_gpu_args &a, uint32_t index)
 {
     return a.ids_are_64 ? ((const int64_t *)a.ids)[index]
@@ -149,17 +159,17 @@ MOE_DEVICE int64_t id_at(const moe_gpu_args &a, uint32_t index)
 }
 
 /* The expert slot of routing entry `index` of token `token`, expert `id`, and the rank
- * that it is on. */
-MOE_DEVICE uint32_t slot_of(const moe_gpu_args &a, int64_t id, uint32_t index,
-                            uint32_t token, uint32_t *rank)
+ * that it is on. `even` as in struct moe_gpu_map. */
+MOE_DEVICE uint32_t slot_of(const moe_gpu_args &a, uint32_t even, int64_t id,
+                            uint32_t index, uint32_t token, uint32_t *rank)
 {
     if (id < 0 || id >= a.experts) {
         if (id != -1)
             report_id(a, index, id);
         return MOE_GPU_NO_SLOT;
     }
-    uint32_t slot = a.even_experts ? (uint32_t)id : choose_holder(a, (uint32_t)id, token);
-    *rank = a.even_experts ? slot / a.even_experts : a.slot_rank[slot];
+    uint32_t slot = even ? (uint32_t)id : choose_holder(a, (uint32_t)id, token);
+    *rank = even ? slot / even : a.slot_rank[slot];
     return slot;
 }
 

@@ -47,6 +47,7 @@ struct give_work {
 /* An item, its entries by lane. */
 struct give_item {
     uint32_t to, token;
+    bool late; /* its weights have come as packets */
     moe_gpu_entry entry;
 };
 
@@ -70,13 +71,32 @@ struct give_piece {
     unsigned char *out;
 };
 
-enum { PIECE_LAST = 1 << 16, PIECE_DROPPED = 1 << 17, PIECE_APART = 1 << 18 };
+enum {
+    PIECE_LAST = 1 << 16,
+    PIECE_DROPPED = 1 << 17,
+    PIECE_APART = 1 << 18,
+    PIECE_FIRST = 1 << 19, /* its part is the first of the contribution */
+    PIECE_RANK = 24        /* whom it is for, from this bit on */
+};
+
+/* The member of an owner's DP group whose rows were taken: its weights hold. */
+MOE_DEVICE uint32_t source_of(const moe_gpu_args &a, uint32_t to)
+{
+    return a.dp == 1 ? to : a.lane.state->rows_from[to];
+}
 
 MOE_DEVICE const moe_gpu_entry *entries_of(const moe_gpu_args &a, const give_item &item)
 {
-    const uint32_t from = a.dp == 1 ? item.to : a.lane.state->rows_from[item.to];
+    const uint32_t from = source_of(a, item.to);
     return a.lane.entries +
            (uint64_t)(from * a.geo.max_tokens + item.token) * a.geo.top_k;
+}
+
+/* The first of the places where an owner's experts apart go. */
+MOE_DEVICE uint32_t first_apart(const moe_gpu_args &a, uint32_t to)
+{
+    const uint32_t member = says_source(a) ? a.lane.state->rows_from[to] % a.dp : 0;
+    return member * a.geo.top_k;
 }
 
 /* The own rank comes last: its lines do not cross the link. */
@@ -90,6 +110,7 @@ MOE_DEVICE void load_entries(const moe_gpu_args &a, give_cursor *c)
 {
     const uint32_t lane = threadIdx.x & 31;
     c->next.to = rank_after(a, c->rank);
+    c->next.late = false;
     c->next.token = c->token;
     c->next.entry.row = MOE_GPU_NO_ROW;
     if (lane < a.geo.top_k)
@@ -127,8 +148,11 @@ MOE_DEVICE void begin_part(const moe_gpu_args &a, step_view v, const give_work &
     c->from = (const unsigned char *)a.expert_out + at;
     c->left = at < end ? end - at : 0;
     c->what = count | min(count * 2, a.geo.give.pairs - c->begin * 2) << 8;
+    if (KEEPS)
+        c->what |= (c->begin ? 0 : PIECE_FIRST) | c->now.to << PIECE_RANK;
     c->out = (unsigned char *)a.base[c->now.to] + v.half +
-             moe_gpu_take(&a.geo, c->now.token, KEEPS && c->apart ? 0 : a.rank) +
+             moe_gpu_take(&a.geo, c->now.token,
+                          KEEPS && c->apart ? first_apart(a, c->now.to) : a.rank) +
              c->begin * MOE_GPU_ACCESS;
 }
 
@@ -140,34 +164,49 @@ MOE_DEVICE bool wants_apart(const moe_gpu_args &a, uint32_t owner, uint32_t unwe
            ((unweighted >> owner & 1) && a.phase != (MOE_GPU_SEND | MOE_GPU_RECV));
 }
 
-/* The weight of the expert that this lane's entry names first: the sum of its entries'.
- */
-MOE_DEVICE float sum_weights(const moe_gpu_args &a, uint32_t place, float weight)
+/* Something of each of up to 64 entries: a lane has those of two. */
+template <typename T> struct by_entry {
+    T of[2];
+};
+
+/* That of entry `i`, which each lane chooses. */
+template <typename T> MOE_DEVICE T entry_at(const by_entry<T> &x, uint32_t i)
 {
-    const uint32_t lane = threadIdx.x & 31, first = place >> 8;
-    float sum = weight;
+    const T low = __shfl_sync(ALL_LANES, x.of[0], i & 31),
+            high = __shfl_sync(ALL_LANES, x.of[1], i & 31);
+    return i < WARP ? low : high;
+}
+
+/* What is kept of the entries of an own token: rank | first entry of the expert << 8. */
+MOE_DEVICE by_entry<uint32_t> own_places(const moe_gpu_args &a, uint32_t token)
+{
+    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+    const uint16_t *places = a.lane.own_places + token * k;
+    by_entry<uint32_t> p;
+    p.of[0] = lane < k ? places[lane] : (uint32_t)MOE_GPU_NO_SLOT;
+    p.of[1] = lane + WARP < k ? places[lane + WARP] : (uint32_t)MOE_GPU_NO_SLOT;
+    return p;
+}
+
+/* The weight of the expert that an entry names first: the sum of its entries'. */
+MOE_DEVICE by_entry<float> own_weights(const moe_gpu_args &a, uint32_t token,
+                                       const by_entry<uint32_t> &places)
+{
+    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
+    const float *weights = (a.in_weights ? a.in_weights : a.lane.own_weights) + token * k;
+    by_entry<float> w, sum;
+    w.of[0] = lane < k ? weights[lane] : 0.0f;
+    w.of[1] = lane + WARP < k ? weights[lane + WARP] : 0.0f;
+    sum = w;
 #pragma unroll 1
-    for (uint32_t i = 1; i < a.geo.top_k; i++) {
-        const float w = __shfl_sync(ALL_LANES, weight, i);
-        const bool same = __shfl_sync(ALL_LANES, first, i) == lane && i > lane;
-        sum = same ? sum + w : sum;
+    for (uint32_t i = 1; i < k; i++) {
+        const float more = entry_at(w, i);
+        const uint32_t first = entry_at(places, i) >> 8;
+        sum.of[0] = first == lane && i > lane ? sum.of[0] + more : sum.of[0];
+        sum.of[1] =
+            first == lane + WARP && i > lane + WARP ? sum.of[1] + more : sum.of[1];
     }
     return sum;
-}
-
-/* What is kept of the entries of an own token, a lane for each. */
-MOE_DEVICE uint32_t own_place(const moe_gpu_args &a, uint32_t token)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    return lane < a.geo.top_k ? a.lane.own_places[token * a.geo.top_k + lane]
-                              : (uint32_t)MOE_GPU_NO_SLOT;
-}
-
-MOE_DEVICE float own_weight(const moe_gpu_args &a, uint32_t token)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    const float *weights = a.in_weights ? a.in_weights : a.lane.own_weights;
-    return lane < a.geo.top_k ? weights[token * a.geo.top_k + lane] : 0.0f;
 }
 
 /* Do holders wait for weights of this rank? */
@@ -181,13 +220,12 @@ MOE_DEVICE bool sends_weights(const moe_gpu_args &a)
 MOE_COLD void send_weights(const moe_gpu_args &a, step_view v, uint32_t first,
                            uint32_t step)
 {
-    const uint32_t lane = threadIdx.x & 31, tokens = a.lane.state->tokens[a.rank];
+    const uint32_t lane = threadIdx.x & 31, tokens = a.lane.state->own_tokens;
     for (uint32_t t = first; t < tokens; t += step) {
-        const float sum = sum_weights(a, own_place(a, t), own_weight(a, t));
-        const uint4 packet =
-            make_uint4(__float_as_uint(__shfl_sync(ALL_LANES, sum, lane * 2 & 31)),
-                       __float_as_uint(__shfl_sync(ALL_LANES, sum, (lane * 2 + 1) & 31)),
-                       v.tag.step, v.tag.kind);
+        const by_entry<float> sum = own_weights(a, t, own_places(a, t));
+        const uint4 packet = make_uint4(__float_as_uint(entry_at(sum, lane * 2)),
+                                        __float_as_uint(entry_at(sum, lane * 2 + 1)),
+                                        v.tag.step, v.tag.kind);
         const uint64_t at = v.half + moe_gpu_weights(&a.geo, a.rank, t);
         for (uint32_t to = a.lane.own_ranks[t] & a.lane.state->sent; to; to &= to - 1)
             if (lane < a.geo.weight_packets)
@@ -204,39 +242,69 @@ MOE_DEVICE void give_weights(const moe_gpu_args &a, step_view v)
         send_weights(a, v, blockIdx.x + threadIdx.x / WARP * gridDim.x,
                      gridDim.x * WARPS);
     } else if (a.in_weights) {
-        const uint32_t n = a.lane.state->tokens[a.rank] * a.geo.top_k;
+        const uint32_t n = a.lane.state->own_tokens * a.geo.top_k;
         for (uint32_t i = blockIdx.x * THREADS + threadIdx.x; i < n;
              i += gridDim.x * THREADS)
             a.lane.own_weights[i] = a.in_weights[i];
     }
 }
 
-/* Waits for the weights of an item's owner and puts them to its entries; false = they do
- * not come. Nothing is called while there is no need. */
-template <int TYPE, bool WIDE>
+/* The weight of an entry of a contribution whose owner's weights come with combine; false
+ * = it has not come. */
+MOE_DEVICE bool late_weight(const moe_gpu_args &a, step_view v, uint32_t owner,
+                            uint32_t token, uint32_t position, float *weight)
+{
+    const uint4 packet =
+        load_packet(own_half(a, v.half) + moe_gpu_weights(&a.geo, owner, token) +
+                    (position >> 1) * MOE_GPU_PACKET);
+    *weight = __uint_as_float(position & 1 ? packet.y : packet.x);
+    return packet.z == v.tag.step && packet.w == v.tag.kind;
+}
+
+/* Waits for the weights of an item's owner and puts them to its entries, as far as lanes
+ * hold them; false = they do not come. Nothing is called while there is no need. */
 MOE_DEVICE bool await_weights(const moe_gpu_args &a, step_view v, give_item *item)
 {
-    const uint32_t lane = threadIdx.x & 31;
-    const uint32_t ends = __ballot_sync(ALL_LANES, item->entry.row < 0);
-    const bool mine = !ends || lane < (uint32_t)__ffs(ends) - 1;
-    const uint32_t position = mine ? __float_as_uint(item->entry.weight) : 0;
-    const uint32_t from = a.dp == 1 ? item->to : a.lane.state->rows_from[item->to];
-    const unsigned char *at = own_half(a, v.half) +
-                              moe_gpu_weights(&a.geo, from, item->token) +
-                              (position >> 1) * MOE_GPU_PACKET;
+    const uint32_t lane = threadIdx.x & 31, from = source_of(a, item->to);
     patience p = {v.deadline, 0};
-    for (;;) {
-        const uint4 packet = load_packet(at);
-        const bool there = packet.z == v.tag.step && packet.w == v.tag.kind;
-        if (__all_sync(ALL_LANES, !mine || there)) {
-            item->entry.weight = __uint_as_float(position & 1 ? packet.y : packet.x);
-            return true;
+    item->late = true;
+#pragma unroll 1
+    for (uint32_t first = 0; first < a.geo.top_k; first += WARP) {
+        moe_gpu_entry entry = item->entry;
+        if (first) {
+            entry.row = MOE_GPU_NO_ROW;
+            if (first + lane < a.geo.top_k)
+                entry = entries_of(a, *item)[first + lane];
         }
-        if (out_of_patience(&p, a.lane.state, from))
-            return false;
-        if ((p.polls & 0xff) == 0xff)
-            send_weights(a, v, 0, 1);
+        const uint32_t ends = __ballot_sync(ALL_LANES, entry.row < 0);
+        const bool mine = !ends || lane < (uint32_t)__ffs(ends) - 1;
+        const uint32_t position = mine ? __float_as_uint(entry.weight) : 0;
+        float weight;
+        while (!__all_sync(ALL_LANES,
+                           late_weight(a, v, from, item->token, position, &weight) ||
+                               !mine)) {
+            if (out_of_patience(&p, a.lane.state, from))
+                return false;
+            if ((p.polls & 0xff) == 0xff)
+                send_weights(a, v, 0, 1);
+        }
+        if (!first)
+            item->entry.weight = weight;
+        if (ends)
+            break;
     }
+    return true;
+}
+
+/* An entry that lanes do not hold; weights that were waited for are there. */
+MOE_COLD moe_gpu_entry entry_beyond(const moe_gpu_args &a, step_view v,
+                                    const give_item &item, uint32_t i)
+{
+    moe_gpu_entry e = entries_of(a, item)[i];
+    if (item.late && e.row >= 0)
+        (void)late_weight(a, v, source_of(a, item.to), item.token,
+                          __float_as_uint(e.weight), &e.weight);
+    return e;
 }
 
 /* Takes the next item that has anything to send. */
@@ -261,7 +329,7 @@ MOE_DEVICE void open_item(const moe_gpu_args &a, step_view v, const give_work &w
         c->dropped = __shfl_sync(ALL_LANES, c->now.entry.row, 0) == MOE_GPU_DROPPED_ROW;
         c->apart = wants_apart(a, c->now.to, unweighted);
         if (!c->apart && !c->dropped && (unweighted >> c->now.to & 1))
-            c->dropped = !await_weights<TYPE, WIDE>(a, v, &c->now);
+            c->dropped = !await_weights(a, v, &c->now);
     }
     begin_part<KEEPS>(a, v, w, c);
 }
@@ -296,7 +364,7 @@ MOE_DEVICE void ask_piece(const moe_gpu_args &a, step_view v, const give_work &w
     if (c->row + 1 >= WARP) { /* beyond what the lanes hold */
         const moe_gpu_entry *entries = entries_of(a, c->now) + c->row;
         row = entries[0].row;
-        weight = entries[0].weight;
+        weight = KEEPS ? entry_beyond(a, v, c->now, c->row).weight : entries[0].weight;
         then = c->row + 1 < a.geo.top_k ? entries[1].row : (int32_t)MOE_GPU_NO_ROW;
     }
     const bool dropped = KEEPS ? c->dropped : row < 0, apart = KEEPS && c->apart;
@@ -390,7 +458,7 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
     const uint32_t ring = shared_address(own_rings()) + (threadIdx.x & 31) * 16;
     give_piece p = {0, 0, NULL};
     give_sum<TYPE, N> sum;
-    uint32_t asked = 0, added = 0, ahead = 0, number = 0, next = 0;
+    uint32_t asked = 0, added = 0, ahead = 0, number = 0, next = 0, apart = 0;
     clear_sum(&sum);
 #pragma unroll 1
     for (;;) {
@@ -407,7 +475,7 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
         if (++ahead < MOE_GPU_PIECES)
             continue;
         if (added == asked)
-            return;
+            break;
         const float weight = __shfl_sync(ALL_LANES, p.weight, number);
         const uint32_t what = __shfl_sync(ALL_LANES, p.what, number);
         const uint32_t slot = ring + number * PART_BYTES;
@@ -423,10 +491,14 @@ MOE_DEVICE void give(const moe_gpu_args &a, step_view v, const give_work &w,
                                    ALL_LANES, (unsigned long long)p.out, number),
                                ring + PIECES_BYTES, used);
             clear_sum(&sum);
+            if (KEEPS)
+                apart += (what & PIECE_APART) && (what & PIECE_FIRST) &&
+                         what >> PIECE_RANK == (threadIdx.x & 31);
         }
         number = number + 1 == MOE_GPU_PIECES ? 0 : number + 1;
         added++;
     }
+    count_for(a.lane.counters->given, apart);
 }
 
 /* Sources without rows here wait for nothing; where members of a DP group may choose
@@ -436,11 +508,23 @@ MOE_DEVICE void send_drops(const moe_gpu_args &a, step_view v)
     const uint32_t to = threadIdx.x & 31;
     const moe_gpu_state *state = a.lane.state;
     const bool drops = state->unserved >> to & 1;
-    if (to < a.geo.ranks && (drops || a.says_source) && (state->active >> to & 1))
+    if (to < a.geo.ranks && (drops || says_source(a)) && (state->active >> to & 1))
         store_packet((unsigned char *)a.base[to] + v.half + a.geo.drop_at +
                          (uint64_t)a.rank * MOE_GPU_LINE,
                      make_uint4(v.step, v.tag.kind | (drops ? TAG_DROPPED : 0),
-                                a.says_source ? state->mask_of[to] : 0, 0));
+                                says_source(a) ? state->mask_of[to] : 0,
+                                says_source(a) ? state->rows_from[to] % a.dp : 0));
+}
+
+/* Counts the contributions that go whole, by one warp; those that go apart are counted
+ * where they leave. */
+MOE_DEVICE void count_given(const moe_gpu_args &a)
+{
+    const uint32_t to = threadIdx.x & 31;
+    const moe_gpu_state *state = a.lane.state;
+    const bool whole =
+        to < a.geo.ranks && !(a.geo.keeps && wants_apart(a, to, state->unweighted));
+    count_for(a.lane.counters->given, whole ? state->here[to] : 0);
 }
 
 /* T of each rank, a lane for each. */
@@ -493,21 +577,9 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
 }
 
 template <int TYPE>
-MOE_DEVICE void give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
-                               uint32_t token, uint32_t first, uint32_t stride,
-                               uint32_t *used);
-
-/* The weight of an entry of a contribution whose owner's weights come with combine; false
- * = it has not come. */
-MOE_DEVICE bool late_weight(const moe_gpu_args &a, step_view v, uint32_t owner,
-                            uint32_t token, uint32_t position, float *weight)
-{
-    const uint4 packet =
-        load_packet(own_half(a, v.half) + moe_gpu_weights(&a.geo, owner, token) +
-                    (position >> 1) * MOE_GPU_PACKET);
-    *weight = __uint_as_float(position & 1 ? packet.y : packet.x);
-    return packet.z == v.tag.step && packet.w == v.tag.kind;
-}
+MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
+                                   uint32_t token, uint32_t first, uint32_t stride,
+                                   uint32_t *used);
 
 /* A contribution as send_all would send it, but line by line and without the rings, for
  * where there is no hurry; false = its owner has not come so far as to wait for it. */
@@ -518,16 +590,17 @@ MOE_DEVICE bool give_plainly(const moe_gpu_args &a, step_view v, uint32_t to,
     typedef element<TYPE> e;
     const uint32_t lane = threadIdx.x & 31, bytes = a.geo.give.data_bytes;
     const pair_lane place = place_in_pair(lane);
-    const give_item item = {to, token, {0, 0}};
+    const give_item item = {to, token, false, {0, 0}};
     const moe_gpu_entry *entries = entries_of(a, item);
     const uint32_t unweighted = a.geo.keeps ? a.lane.state->unweighted : 0;
     const bool apart = a.geo.keeps && wants_apart(a, to, unweighted);
     const bool dropped = entries[0].row == MOE_GPU_DROPPED_ROW;
     const bool late = !apart && !dropped && (unweighted >> to & 1);
-    const uint32_t owner = a.dp == 1 ? to : a.lane.state->rows_from[to];
+    const uint32_t owner = source_of(a, to);
     const bool raw = apart || rows_are_sums(a);
-    unsigned char *out = (unsigned char *)a.base[to] + v.half +
-                         moe_gpu_take(&a.geo, token, apart ? 0 : a.rank) + lane * 16;
+    unsigned char *out =
+        (unsigned char *)a.base[to] + v.half +
+        moe_gpu_take(&a.geo, token, apart ? first_apart(a, to) : a.rank) + lane * 16;
     line_tag tag = v.tag;
     if (entries[0].row == MOE_GPU_NO_ROW)
         return true;

@@ -18,8 +18,8 @@ MOE_DEVICE bool take_packet(const moe_gpu_args &a, uint32_t source, uint32_t tok
     bool any = false;
 #pragma unroll 1
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = w0 & 0xffff, e = slot - a.slot_base;
-        if (slot != MOE_GPU_NO_SLOT && e < a.local_experts) {
+        uint32_t slot = w0 & 0xffff, e = slot - b.map.slot_base;
+        if (slot != MOE_GPU_NO_SLOT && e < b.map.local_experts) {
             atomicOr(&set_of(a, e)[word], bit);
             any = true;
         }
@@ -101,13 +101,24 @@ MOE_COLD bool give_up_source(const moe_gpu_args &a, step_view v, uint32_t source
 
 /* The member of each DP group that has rows for this rank, by a warp: the first in turn
  * that came and finds nobody before it (moe_dp_member), `sign` by lane. Behind one that
- * is missed nobody is looked for: blocks may differ in when they missed it. */
+ * is missed nobody is looked for: blocks may differ in when they missed it. A group of
+ * which some give weights with dispatch and others do not has no rows. */
 MOE_DEVICE void choose_members(const moe_gpu_args &a, uint32_t came, uint4 sign)
 {
     const uint32_t source = threadIdx.x & 31, counted = counted_ranks(a);
     const uint32_t counts = sign.y & SIGN_REFUSED ? ~0u : sign.w;
+    const uint32_t says = __ballot_sync(
+        ALL_LANES, (came >> source & 1) && !(sign.y & SIGN_REFUSED) && sign.z);
+    const uint32_t late =
+        __ballot_sync(ALL_LANES, (sign.y & SIGN_UNWEIGHTED) != 0) & says;
+    const uint32_t group = ((2u << (a.dp - 1)) - 1) << (source * a.dp & 31);
     uint32_t listen = source * a.dp + a.rank % a.dp, found = 0;
     bool over = source >= a.geo.sources;
+    if (!over && (late & group) && (~late & says & group)) {
+        if (blockIdx.x == 0)
+            report_weights(a, source * a.dp);
+        over = true;
+    }
     for (uint32_t i = 0; i < a.dp; i++) {
         const uint32_t member =
             min(source, a.geo.sources - 1) * a.dp + (a.rank + i) % a.dp;
@@ -190,7 +201,10 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
                         (listened >> source & 1) == 0;
             part += WARPS;
         }
+        uint64_t waits = 0;
         while (!look_at_headers<N>(a, v, p)) {
+            if (blockIdx.x == 0 && !waits)
+                waits = time_ns();
             if ((++polls & 63) != 0)
                 continue;
 #pragma unroll
@@ -212,6 +226,9 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
                                               MOE_GPU_PACKET_SLOTS,
                                           p[u].packet);
             mark_tokens(a, p[u].source, p[u].token, any);
+            if (waits && p[u].number == 0)
+                atomicAdd((unsigned long long *)&a.lane.counters->wait_ns[p[u].source],
+                          (unsigned long long)(time_ns() - waits));
             if (p[u].whole && p[u].number == 0) {
                 b.tokens[p[u].source] = p[u].sign.z;
                 if (p[u].sign.y & SIGN_UNWEIGHTED)
@@ -233,7 +250,7 @@ MOE_DEVICE uint32_t count_rows(const uint32_t *set, uint32_t words, uint32_t lan
 /* Counts of all experts and where their rows begin, for the orders that pack experts. */
 MOE_COLD void find_offsets(const moe_gpu_args &a)
 {
-    const uint32_t lane = threadIdx.x & 31, L = a.local_experts;
+    const uint32_t lane = threadIdx.x & 31, L = b.map.local_experts;
     const uint32_t align = a.order == MOE_GPU_FLAT ? a.align : 1;
     for (uint32_t e = threadIdx.x / WARP; e < L; e += WARPS) {
         uint32_t n = count_rows(set_of(a, e), a.shared.words, lane);
@@ -309,7 +326,7 @@ MOE_DEVICE entry_place find_place(const moe_gpu_args &a, const uint16_t *slots,
     uint32_t before = 0, counts = 0;
 #pragma unroll 2
     for (uint32_t i = part; i < k; i += share) {
-        uint32_t other = slots[i] - a.slot_base;
+        uint32_t other = slots[i] - b.map.slot_base;
         counts += (other < e) + (i < j && other == e ? 0x100 : 0);
     }
 #pragma unroll 2
@@ -325,7 +342,7 @@ MOE_COLD uint32_t distinct_below(const moe_gpu_args &a, const uint16_t *slots, u
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < a.geo.top_k; i++) {
-        bool counts = slots[i] - a.slot_base < e;
+        bool counts = slots[i] - b.map.slot_base < e;
         for (uint32_t h = 0; h < i; h++)
             counts = counts && slots[h] != slots[i];
         n += counts;
@@ -366,8 +383,8 @@ MOE_DEVICE void place_item(const moe_gpu_args &a, item_rows *item, uint32_t turn
     for (uint32_t first = 0; first < k; first += WARP / share) {
         uint32_t j = first + (lane >> log);
         uint32_t slot = j < k ? slots[j] : (uint32_t)MOE_GPU_NO_SLOT,
-                 e = slot - a.slot_base;
-        bool mine = slot != MOE_GPU_NO_SLOT && e < a.local_experts;
+                 e = slot - b.map.slot_base;
+        bool mine = slot != MOE_GPU_NO_SLOT && e < b.map.local_experts;
         entry_place p =
             find_place(a, slots, set_of(a, mine ? e : 0), word, bit, j, e, share);
         bool lead = (lane & (share - 1)) == 0 && mine && !p.again;

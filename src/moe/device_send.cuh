@@ -6,42 +6,44 @@
 
 #include "moe/device_block.cuh"
 
-/* What an owner must know of an own token in combine, if positions matter: k <= 32. */
-MOE_COLD void keep_places(const moe_gpu_args &a, uint32_t token, uint32_t slot,
-                          uint32_t rank)
+/* What an owner must know of an own token in combine, if positions matter: of the entries
+ * from `from` on, a lane for each; `before` are the slots of the 32 before these. */
+MOE_COLD void keep_places(const moe_gpu_args &a, uint32_t token, uint32_t from,
+                          uint32_t slot, uint32_t rank, uint32_t before)
 {
-    const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
-    uint32_t first = lane;
-    for (uint32_t i = 0; i < k; i++) {
-        uint32_t other = __shfl_sync(ALL_LANES, slot, i);
+    const uint32_t j = from + (threadIdx.x & 31), k = a.geo.top_k;
+    uint32_t first = j;
+    for (uint32_t i = 0; i < k && i < from + WARP; i++) {
+        uint32_t other = __shfl_sync(ALL_LANES, i < from ? before : slot, i & 31);
         first = other == slot && i < first ? i : first;
     }
-    if (lane >= k)
+    if (j >= k)
         return;
-    a.lane.own_places[token * k + lane] = slot == MOE_GPU_NO_SLOT
-                                              ? (uint16_t)MOE_GPU_NO_SLOT
-                                              : (uint16_t)(rank | first << 8);
+    a.lane.own_places[token * k + j] = slot == MOE_GPU_NO_SLOT
+                                           ? (uint16_t)MOE_GPU_NO_SLOT
+                                           : (uint16_t)(rank | first << 8);
     if (a.in_weights)
-        a.lane.own_weights[token * k + lane] = a.in_weights[token * k + lane];
+        a.lane.own_weights[token * k + j] = a.in_weights[token * k + j];
 }
 
 /* A warp sends the header packets of one token to all ranks; returns the ranks of its
  * rows. */
-MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t token,
-                                uint32_t sendable, int64_t id)
+MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t even,
+                                uint32_t token, uint32_t sendable, int64_t id)
 {
     const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
-    uint32_t ranks = 0;
+    uint32_t ranks = 0, before = 0;
 #pragma unroll 1
     for (uint32_t first = 0; first < k; first += WARP) {
         uint32_t j = first + lane, rank = 0;
         if (first && j < k)
             id = id_at(a, token * k + j);
         uint32_t slot =
-            j < k ? slot_of(a, id, token * k + j, token, &rank) : MOE_GPU_NO_SLOT;
+            j < k ? slot_of(a, even, id, token * k + j, token, &rank) : MOE_GPU_NO_SLOT;
         ranks |= slot != MOE_GPU_NO_SLOT ? 1u << rank : 0;
         if (a.geo.keeps)
-            keep_places(a, token, slot, rank);
+            keep_places(a, token, first, slot, rank, before);
+        before = slot;
         /* Lane l has packet l mod 8 of this part; lanes share the ranks among them. */
         uint4 packet;
         uint32_t from = (lane & 7) * 4;
@@ -62,6 +64,8 @@ MOE_DEVICE uint32_t send_header(const moe_gpu_args &a, step_view v, uint32_t tok
     ranks = __reduce_or_sync(ALL_LANES, ranks);
     if (lane == 0)
         a.lane.own_ranks[token] = ranks;
+    if (a.dp > 1) /* else these are the rows that are sent */
+        count_for(a.lane.counters->taken, (ranks & sendable) >> lane & 1);
     return ranks & sendable & destinations(a);
 }
 
@@ -127,8 +131,8 @@ MOE_DEVICE first_header begin_headers(const moe_gpu_args &a, uint32_t tokens)
 }
 
 /* Headers of all tokens of the block, each by one warp. */
-MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, const first_header &h,
-                             uint32_t tokens)
+MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, uint32_t even,
+                             const first_header &h, uint32_t tokens)
 {
     const uint32_t warp = header_warp(threadIdx.x / WARP);
     const bool signs = h.signs;
@@ -143,7 +147,7 @@ MOE_DEVICE void send_headers(const moe_gpu_args &a, step_view v, const first_hea
 #pragma unroll 1
     for (uint32_t turn = warp; token < tokens; turn += WARPS) {
         const uint32_t lane = threadIdx.x & 31, k = a.geo.top_k;
-        uint32_t ranks = send_header(a, v, token, sendable, id);
+        uint32_t ranks = send_header(a, v, even, token, sendable, id);
         if (lane == 0)
             shared_words(a.shared.ranks_at)[turn] = ranks;
         float *weights = (float *)shared_words(a.shared.weights_at) + turn * k;
@@ -350,7 +354,7 @@ MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
     int64_t id;
     float weight;
     load_routing(a, token, tokens, &id, &weight);
-    const uint32_t ranks = send_header(a, v, token, sendable, id);
+    const uint32_t ranks = send_header(a, v, a.map->even_experts, token, sendable, id);
     ahead_of<fp8_source<IN>::TYPE> ahead;
     if (IN != MOE_GPU_BYTES)
         load_ahead<fp8_source<IN>::TYPE, WIDE>(a, token, lane * 8, WARP, &ahead);
@@ -412,12 +416,13 @@ MOE_DEVICE void begin_send(const moe_gpu_args &a, send_begin<IN> *begin)
 }
 
 template <int IN, bool WIDE>
-MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, send_begin<IN> *begin)
+MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, uint32_t even,
+                         send_begin<IN> *begin)
 {
     const uint32_t tid = threadIdx.x, tokens = begin->tokens;
-    send_headers(a, v, begin->header, tokens);
+    send_headers(a, v, even, begin->header, tokens);
     trace(a, 10);
-    uint32_t turn = 0;
+    uint32_t turn = 0, stored = 0;
 #pragma unroll 1
     for (uint32_t t = sender_number(a); t < tokens; t += a.plan.senders, turn++) {
         unsigned char *stage = shared_memory + (turn & 1) * a.geo.row.stride;
@@ -436,9 +441,13 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, send_begin<IN> *beg
                 stage);
         __syncthreads();
         trace(a, 2);
+        const uint32_t ranks = shared_words(a.shared.ranks_at)[turn];
         if (tid < WARP)
-            store_row(a, v, t, shared_words(a.shared.ranks_at)[turn], stage);
+            store_row(a, v, t, ranks, stage);
+        stored += ranks >> (tid & 31) & 1;
     }
+    if (tid < WARP)
+        count_for(a.lane.counters->rows_sent, stored);
 }
 
 #endif

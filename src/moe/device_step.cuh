@@ -244,6 +244,33 @@ MOE_DEVICE bool claim(uint32_t *word, uint32_t step)
     return __any_sync(ALL_LANES, first_lane && atomicExch(word, step) != step);
 }
 
+/* The kernel before this one in the stream has ended; this one says so when it waits for
+ * no rank any more, so that the blocks of the next take no room from what is waited for.
+ */
+MOE_DEVICE void await_kernel(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+MOE_DEVICE void let_next_begin(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* Do holders tell by whose mask they chose replicas? */
+MOE_DEVICE bool says_source(const moe_gpu_args &a)
+{
+    return a.dp > 1 && a.lane.state->says_source;
+}
+
+/* Adds to a counter of this lane's rank; nothing waits for it. */
+MOE_DEVICE void count_for(uint64_t *counters, uint64_t n)
+{
+    if (n)
+        atomicAdd((unsigned long long *)counters + (threadIdx.x & 31),
+                  (unsigned long long)n);
+}
+
 /* A kernel that runs a function of its arguments. */
 #define MOE_KERNEL(name, threads, ...)                                                   \
     extern "C" __global__ void __launch_bounds__(threads, 1)                             \

@@ -58,23 +58,76 @@ MOE_DEVICE void load_eight(const moe_gpu_args &a, const void *row, uint32_t firs
 
 /* ------------------------------------------------------------------------ sending */
 
-MOE_DEVICE moe_gpu_entry entry_of(const moe_gpu_args &a, const give_item &item,
-                                  uint32_t i)
+MOE_DEVICE moe_gpu_entry entry_of(const moe_gpu_args &a, step_view v,
+                                  const give_item &item, uint32_t i)
 {
     moe_gpu_entry e = {__shfl_sync(ALL_LANES, item.entry.row, i & 31),
                        __shfl_sync(ALL_LANES, item.entry.weight, i & 31)};
-    if (i >= WARP) /* beyond what the lanes hold */
-        e = entries_of(a, item)[i];
+    if (i >= WARP)
+        e = entry_beyond(a, v, item, i);
     return e;
 }
 
 /* The entries of an item; the first counts whatever it says. */
-MOE_DEVICE uint32_t count_entries(const moe_gpu_args &a, const give_item &item)
+MOE_DEVICE uint32_t count_entries(const moe_gpu_args &a, step_view v,
+                                  const give_item &item)
 {
     uint32_t n = 1;
-    while (n < a.geo.top_k && entry_of(a, item, n).row >= 0)
+    while (n < a.geo.top_k && entry_of(a, v, item, n).row >= 0)
         n++;
     return n;
+}
+
+/* How rows become a contribution: as one is, their sum, or their sum after each went
+ * through the wire. */
+enum wire_form { WIRE_RAW, WIRE_SUM, WIRE_ROUNDED };
+
+/* Four values of e4m3 as f32. */
+MOE_DEVICE void from_e4m3(uint32_t four, float scale, float *x)
+{
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t halves;
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
+            : "=r"(halves)
+            : "h"((uint16_t)(four >> (16 * i))));
+        const float2 f = __half22float2(*reinterpret_cast<__half2 *>(&halves));
+        x[2 * i] = __fmul_rn(f.x, scale);
+        x[2 * i + 1] = __fmul_rn(f.y, scale);
+    }
+}
+
+/* The scale of 8 elements, which 16 lanes share. */
+MOE_DEVICE fp8_scale wire_scale(const float *x)
+{
+    float amax = finite_amax(x, 8);
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1)
+        amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, d));
+    return scale_of(amax, MOE_GPU_FP8);
+}
+
+/* 8 elements as FP8 and back. */
+MOE_DEVICE void round_wire(float *x)
+{
+    const fp8_scale s = wire_scale(x);
+    const float scale = __uint_as_float(s.bits);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = __fmul_rn(x[i], s.inverse);
+    const uint32_t low = four_e4m3(x[0], x[1], x[2], x[3]),
+                   high = four_e4m3(x[4], x[5], x[6], x[7]);
+    from_e4m3(low, scale, x);
+    from_e4m3(high, scale, x + 4);
+}
+
+/* A member of a DP group that is not counted on may want the experts apart, so a holder
+ * rounds as if it did; with FP8 that shows. */
+MOE_DEVICE bool rounds_rows(const moe_gpu_args &a, uint32_t to)
+{
+    const uint32_t group = ((2u << (a.dp - 1)) - 1) << to / a.dp * a.dp;
+    return a.wire == MOE_GPU_WIRE_FP8 && a.dp > 1 && a.geo.weight_packets &&
+           (~a.lane.state->own_mask & group);
 }
 
 /* Puts 8 elements of a part into the stage; lanes exchange maxima. */
@@ -89,11 +142,7 @@ MOE_DEVICE void stage_wire(const moe_gpu_args &a, const wire_part &p, uint32_t a
                     make_uint2(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]));
         return;
     }
-    float amax = finite_amax(x, 8);
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1)
-        amax = fmaxf(amax, __shfl_xor_sync(ALL_LANES, amax, d));
-    const fp8_scale s = scale_of(amax, MOE_GPU_FP8);
+    const fp8_scale s = wire_scale(x);
     if (at >= p.count)
         return;
 #pragma unroll
@@ -107,9 +156,10 @@ MOE_DEVICE void stage_wire(const moe_gpu_args &a, const wire_part &p, uint32_t a
 
 /* Sends a part: the weighted sum of entries `begin` to `end`, or of one as it is. */
 template <int TYPE>
-MOE_DEVICE void give_part(const moe_gpu_args &a, const give_item &item, uint32_t begin,
-                          uint32_t end, bool raw, const wire_part &p, line_tag tag,
-                          unsigned char *out, uint32_t *used)
+MOE_DEVICE void give_part(const moe_gpu_args &a, step_view v, const give_item &item,
+                          uint32_t begin, uint32_t end, enum wire_form form,
+                          const wire_part &p, line_tag tag, unsigned char *out,
+                          uint32_t *used)
 {
     const uint32_t lane = threadIdx.x & 31;
     unsigned char *stage = own_rings() + PIECES_BYTES + *used % MOE_GPU_RING * PART_BYTES;
@@ -123,15 +173,17 @@ MOE_DEVICE void give_part(const moe_gpu_args &a, const give_item &item, uint32_t
         float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
         for (uint32_t i = begin; i < end; i++) {
-            const moe_gpu_entry e = entry_of(a, item, i);
+            const moe_gpu_entry e = entry_of(a, v, item, i);
             float x[8];
             load_eight<TYPE>(a,
                              (const unsigned char *)a.expert_out +
                                  (uint64_t)(uint32_t)e.row * a.geo.give.data_bytes,
                              p.first + at, x);
+            if (form == WIRE_ROUNDED)
+                round_wire(x);
 #pragma unroll
             for (int j = 0; j < 8; j++)
-                acc[j] = raw ? x[j] : __fmaf_rn(e.weight, x[j], acc[j]);
+                acc[j] = form == WIRE_RAW ? x[j] : __fmaf_rn(e.weight, x[j], acc[j]);
         }
         stage_wire(a, p, at, acc, stage);
     }
@@ -144,28 +196,31 @@ MOE_DEVICE void give_part(const moe_gpu_args &a, const give_item &item, uint32_t
     bulk_commit();
 }
 
-/* Sends every `stride`-th part from `first` on of what this rank has for a token. */
+/* Sends every `stride`-th part from `first` on of what this rank has for a token; of how
+ * many experts apart. */
 template <int TYPE>
-MOE_DEVICE void give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
-                               uint32_t token, uint32_t first, uint32_t stride,
-                               uint32_t *used)
+MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
+                                   uint32_t token, uint32_t first, uint32_t stride,
+                                   uint32_t *used)
 {
     const uint32_t lane = threadIdx.x & 31;
-    give_item item = {to, token, {MOE_GPU_NO_ROW, 0}};
+    give_item item = {to, token, false, {MOE_GPU_NO_ROW, 0}};
     if (lane < a.geo.top_k)
         item.entry = entries_of(a, item)[lane];
     const int32_t head = __shfl_sync(ALL_LANES, item.entry.row, 0);
     if (head == MOE_GPU_NO_ROW)
-        return;
+        return 0;
     bool dropped = head == MOE_GPU_DROPPED_ROW, apart = false;
     if (a.geo.keeps) {
         const uint32_t unweighted = a.lane.state->unweighted;
         apart = wants_apart(a, to, unweighted);
         if (!apart && !dropped && (unweighted >> to & 1))
-            dropped = !await_weights<TYPE, false>(a, v, &item);
+            dropped = !await_weights(a, v, &item);
     }
-    const bool raw = apart || rows_are_sums(a);
-    const uint32_t n = rows_are_sums(a) ? 1 : count_entries(a, item);
+    const enum wire_form form = apart || rows_are_sums(a) ? WIRE_RAW
+                                : rounds_rows(a, item.to) ? WIRE_ROUNDED
+                                                          : WIRE_SUM;
+    const uint32_t n = rows_are_sums(a) ? 1 : count_entries(a, v, item);
     line_tag tag = v.tag;
     tag.kind |= (dropped ? TAG_DROPPED : 0) | (apart ? TAG_APART : 0);
 #pragma unroll 1
@@ -174,15 +229,17 @@ MOE_DEVICE void give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
         unsigned char *at =
             (unsigned char *)a.base[to] + v.half + (uint64_t)number * PART_BYTES;
         if (!apart)
-            give_part<TYPE>(a, item, 0, dropped ? 0 : n, raw, p, tag,
+            give_part<TYPE>(a, v, item, 0, dropped ? 0 : n, form, p, tag,
                             at + moe_gpu_take(&a.geo, token, a.rank), used);
 #pragma unroll 1
         for (uint32_t i = 0; apart && i < n; i++) {
-            const uint32_t place = __float_as_uint(entry_of(a, item, i).weight);
-            give_part<TYPE>(a, item, i, dropped ? i : i + 1, raw, p, tag,
-                            at + moe_gpu_take(&a.geo, token, place), used);
+            const uint32_t place = __float_as_uint(entry_of(a, v, item, i).weight);
+            give_part<TYPE>(a, v, item, i, dropped ? i : i + 1, form, p, tag,
+                            at + moe_gpu_take(&a.geo, token, first_apart(a, to) + place),
+                            used);
         }
     }
+    return apart ? n : 0;
 }
 
 /* The share of a sending block. */
@@ -199,12 +256,76 @@ MOE_DEVICE void give_wire(const moe_gpu_args &a, step_view v, uint32_t tokens,
     for (uint32_t i = first < a.plan.give_classes ? group : a.geo.ranks; i < a.geo.ranks;
          i += a.groups) {
         const uint32_t to = rank_after(a, i), n = __shfl_sync(ALL_LANES, tokens, to);
+        uint32_t apart = 0;
         for (uint32_t t = first; t < n; t += a.plan.give_classes)
-            give_wire_item<TYPE>(a, v, to, t, part, parts, used);
+            apart += give_wire_item<TYPE>(a, v, to, t, part, parts, used);
+        count_for(a.lane.counters->given,
+                  part == 0 && to == (threadIdx.x & 31) ? apart : 0);
     }
 }
 
 /* ---------------------------------------------------------------------- receiving */
+
+/* A set of places, by the numbers of ranks, or of routing entries if experts come apart.
+ */
+template <bool APART> struct place_set {
+    typedef uint32_t type;
+};
+template <> struct place_set<true> {
+    typedef uint64_t type;
+};
+
+MOE_DEVICE uint32_t first_place(uint32_t set)
+{
+    return __ffs(set) - 1;
+}
+
+MOE_DEVICE uint32_t first_place(uint64_t set)
+{
+    return __ffsll((long long)set) - 1;
+}
+
+/* What comes for an own token: a contribution for each of some places. */
+template <bool APART> struct expectation {
+    typename place_set<APART>::type places;
+};
+template <> struct expectation<true> {
+    uint64_t places;
+    by_entry<float> weight;
+    by_entry<uint32_t> entry; /* what is kept of it */
+    by_entry<uint32_t> first; /* of its holder's places */
+};
+
+/* Where the contribution of a number lies, whose it is, and what it is weighed by. */
+MOE_DEVICE uint32_t place_of(const expectation<false> &, uint32_t number)
+{
+    return number;
+}
+
+MOE_DEVICE uint32_t place_of(const expectation<true> &x, uint32_t number)
+{
+    return number + entry_at(x.first, number);
+}
+
+MOE_DEVICE uint32_t giver_of(const expectation<false> &, uint32_t number)
+{
+    return number;
+}
+
+MOE_DEVICE uint32_t giver_of(const expectation<true> &x, uint32_t number)
+{
+    return entry_at(x.entry, number) & 0xff;
+}
+
+MOE_DEVICE float weight_of(const expectation<false> &, uint32_t)
+{
+    return 0.0f;
+}
+
+MOE_DEVICE float weight_of(const expectation<true> &x, uint32_t number)
+{
+    return entry_at(x.weight, number);
+}
 
 /* The lines of a part that one unit needs: those of its elements, then of its scales. */
 struct unit_lines {
@@ -226,19 +347,22 @@ MOE_DEVICE unit_lines lines_of(const moe_gpu_args &a, const wire_part &p, uint32
 
 /* Waits a while for these lines of the contributions of `places`, four of them at once.
  */
+template <bool APART>
 MOE_DEVICE bool await_lines(const moe_gpu_args &a, const unsigned char *part,
-                            const unit_lines &u, line_tag tag, uint32_t places,
-                            uint32_t most)
+                            const unit_lines &u, line_tag tag,
+                            const expectation<APART> &x,
+                            typename place_set<APART>::type places, uint32_t most)
 {
     const uint32_t lane = threadIdx.x & 31;
     const uint64_t want = (uint64_t)tag.kind << 32 | tag.step;
 #pragma unroll 1
     while (places) {
-        uint32_t mine = places, polls = 0;
+        typename place_set<APART>::type mine = places;
+        uint32_t polls = 0;
         for (uint32_t i = 0; i < lane >> 3; i++)
             mine &= mine - 1;
-        const unsigned char *at =
-            part + (mine ? __ffs(mine) - 1 : 0) * (uint64_t)a.geo.give.stride;
+        const unsigned char *at = part + place_of(x, mine ? first_place(mine) : 0) *
+                                             (uint64_t)a.geo.give.stride;
         for (;;) {
             bool whole = true;
             for (uint32_t i = lane & 7; mine && i < u.count; i += 8) {
@@ -275,16 +399,8 @@ MOE_DEVICE void read_wire(const moe_gpu_args &a, const unsigned char *part,
     const uint64_t eight = load_long((const uint64_t *)(part + packed_offset(at)));
     const float scale =
         __uint_as_float(load_word((const uint32_t *)(part + scale_offset(p, at))));
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        uint32_t halves;
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;"
-            : "=r"(halves)
-            : "h"((uint16_t)(eight >> (16 * i))));
-        const float2 f = __half22float2(*reinterpret_cast<__half2 *>(&halves));
-        x[2 * i] = __fmul_rn(f.x, scale);
-        x[2 * i + 1] = __fmul_rn(f.y, scale);
-    }
+    from_e4m3((uint32_t)eight, scale, x);
+    from_e4m3((uint32_t)(eight >> 32), scale, x + 4);
 }
 
 #endif

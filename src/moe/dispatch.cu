@@ -194,15 +194,27 @@ MOE_COLD void drop_row(const moe_gpu_args &a, step_view v, item_rows *item, uint
     }
 }
 
+/* Adds an expert's rows to its counter; what was counted before in this step holds no
+ * longer. */
+MOE_DEVICE void count_expert(const moe_gpu_args &a, uint32_t step, uint32_t e, uint32_t n)
+{
+    moe_gpu_expert_count *count = &a.lane.counters->expert[e], c = *count;
+    c.rows += n - (c.step == step ? c.newest : 0);
+    c.step = step;
+    c.newest = n;
+    *count = c;
+}
+
 /*
  * Counts and ranges of some experts, by one warp: 2^log lanes for each expert, of which
  * each counts one source. Padding rows are zeroed if that is wanted.
  */
-MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t first, uint32_t log)
+MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t step, uint32_t first,
+                               uint32_t log)
 {
     const uint32_t lanes = 1u << log, lane = threadIdx.x & 31, r = lane & (lanes - 1),
                    words = a.geo.token_words;
-    const uint32_t e = first + (lane >> log), L = a.local_experts;
+    const uint32_t e = first + (lane >> log), L = b.map.local_experts;
     const bool valid = e < L && r < a.geo.sources;
     const uint32_t *set =
         set_of(a, valid ? e : 0) + (valid ? source_rank(a, r) : 0) * words;
@@ -225,6 +237,7 @@ MOE_DEVICE void report_experts(const moe_gpu_args &a, uint32_t first, uint32_t l
         return;
     if (a.counts)
         a.counts[e] = (int32_t)sum;
+    count_expert(a, step, e, sum);
     if (a.offsets && (a.order == MOE_GPU_FLAT || a.order == MOE_GPU_INDEXED)) {
         const uint32_t *offsets = shared_words(a.shared.offsets_at);
         a.offsets[e] = offsets[e];
@@ -241,7 +254,7 @@ MOE_COLD void zero_padding(const moe_gpu_args &a)
     const uint32_t *counts = shared_words(a.shared.counts_at);
     const uint32_t others = (a.phase & MOE_GPU_SEND) ? a.plan.senders % gridDim.x : 0;
     uint32_t number = 0;
-    for (uint32_t e = 0; e < a.local_experts; e++)
+    for (uint32_t e = 0; e < b.map.local_experts; e++)
         for (uint32_t row = offsets[e] + counts[e]; row < offsets[e + 1]; row++, number++)
             if (number % ((gridDim.x - others) * WARPS) == blockIdx.x * WARPS + warp)
                 zero_row(a, row, lane, WARP);
@@ -249,7 +262,7 @@ MOE_COLD void zero_padding(const moe_gpu_args &a)
 
 MOE_COLD void report_totals(const moe_gpu_args &a)
 {
-    const uint32_t lane = threadIdx.x & 31, L = a.local_experts;
+    const uint32_t lane = threadIdx.x & 31, L = b.map.local_experts;
     const uint32_t *any = any_set(a);
     uint32_t rows = 0, pairs = 0;
     for (uint32_t r = 0; r < a.geo.sources; r++) {
@@ -277,7 +290,7 @@ MOE_COLD void report_totals(const moe_gpu_args &a)
 
 /* Counts for the caller: by the blocks that receive no rows, or by all if there are none.
  */
-MOE_DEVICE void report(const moe_gpu_args &a)
+MOE_DEVICE void report(const moe_gpu_args &a, step_view v)
 {
     const uint32_t takers = a.plan.take_classes * a.plan.take_slices;
     const uint32_t spare =
@@ -293,9 +306,9 @@ MOE_DEVICE void report(const moe_gpu_args &a)
     if (number == 0 && warp == WARPS - 1)
         report_totals(a);
 #pragma unroll 1
-    for (uint32_t first = (number * WARPS + warp) << experts; first < a.local_experts;
+    for (uint32_t first = (number * WARPS + warp) << experts; first < b.map.local_experts;
          first += blocks * WARPS << experts)
-        report_experts(a, first, log);
+        report_experts(a, v.step, first, log);
 }
 
 /* A block that saw a header which the rank has given up on forgets it again. */
@@ -305,11 +318,10 @@ MOE_COLD void forget_missing(const moe_gpu_args &a, step_view v)
         if (r == a.rank || (load_long(&a.lane.state->decided[r]) >> 2) != v.step ||
             decide(a, v, r) != SOURCE_MISSING)
             continue;
-        for (uint32_t i = threadIdx.x; i < (a.local_experts + 1) * a.geo.token_words;
+        for (uint32_t i = threadIdx.x; i < (b.map.local_experts + 1) * a.geo.token_words;
              i += THREADS)
-            set_of(a,
-                   i / a.geo.token_words)[r * a.geo.token_words + i % a.geo.token_words] =
-                0;
+            any_set(a)[i / a.geo.token_words * a.shared.words + r * a.geo.token_words +
+                       i % a.geo.token_words] = 0;
         b.tokens[r] = 0;
     }
     __syncthreads();
@@ -348,13 +360,25 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     const uint32_t served = __ballot_sync(all, came) & listened_ranks(a);
     const uint32_t unserved = __ballot_sync(all, (served >> from & 1) == 0);
     state->tokens[r] = b.tokens[from];
+    if (r == a.rank) /* in a DP group rows may be taken from nobody */
+        state->own_tokens =
+            a.dp == 1 ? b.tokens[r] : load_packet(sign_of(a, v.half, r)).z;
     state->rows_from[r] = from;
     state->unweighted = unweighted;
     state->unserved = unserved;
     state->same_routes = ~0u;
     state->own_mask = counted_ranks(a);
-    if (a.says_source)
+    state->says_source = b.map.says_source;
+    if (b.map.says_source)
         state->mask_of[r] = load_packet(sign_of(a, v.half, from)).w;
+    const uint32_t *any = any_set(a) + from * a.geo.token_words;
+    uint32_t rows = 0;
+#pragma unroll 1
+    for (uint32_t w = 0; w < a.geo.token_words; w++)
+        rows += __popc(any[w]);
+    state->here[r] = rows;
+    count_for(a.lane.counters->rows_received, r == from ? rows : 0);
+    count_for(a.lane.counters->tokens, b.tokens[r]);
     if (!counted)
         state->dropped[r] = v.step;
     else if (came)
@@ -403,7 +427,7 @@ MOE_DEVICE void place_round(const moe_gpu_args &a, step_view v, const item_round
         for (uint32_t i = r.warp; r.has && i < r.turns; i += a.per_group)
             begin_item(a, &b.item[i][r.group], r.turn + i, r.source);
         if (first)
-            report(a);
+            report(a, v);
         trace(a, 6);
         if (first && a.zero_padding && a.order == MOE_GPU_FLAT)
             zero_padding(a);
@@ -508,10 +532,12 @@ MOE_DEVICE void end_step(const moe_gpu_args &a, step_view v)
 
 template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
 {
+    await_kernel();
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
     const uint32_t tid = threadIdx.x;
     trace(a, TRACE_BEGIN);
     const uint32_t step = a.lane.state->step[blockIdx.x];
+    const uint4 map = *(const uint4 *)a.map;
     const bool sends = is_sender(a);
     send_begin<IN> first;
     if (sends)
@@ -520,24 +546,27 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     note_begun(a, v, 0);
     /* A block that only sends receives nothing, not even headers. */
     const bool receives = (a.phase & MOE_GPU_RECV) && (!sends || is_receiver(a));
-    if (tid == 0)
+    if (tid == 0) {
         b.stage_lock = b.unweighted = 0;
+        b.map = {map.x, map.y, map.z, map.w};
+    }
     if (tid / WARP == 0) {
         b.tokens[tid] = 0;
         __syncwarp();
     }
     if (receives) {
 #pragma unroll 1
-        for (uint32_t i = tid; i < (a.local_experts + 1) * a.shared.words; i += THREADS)
-            set_of(a, 0)[i] = 0;
+        for (uint32_t i = tid; i < (map.x + 1) * a.shared.words; i += THREADS)
+            any_set(a)[i] = 0;
     }
     if (sends)
-        send_all<IN, WIDE>(a, v, &first);
+        send_all<IN, WIDE>(a, v, map.z, &first);
     trace(a, 3);
     if (receives) {
         __syncthreads();
         receive_all<IN, WIDE>(a, v);
     }
+    let_next_begin();
     if (a.phase & MOE_GPU_RECV)
         end_step(a, v);
     /* Shared memory must outlive the copy engine's reading. */

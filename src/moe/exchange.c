@@ -65,7 +65,8 @@ static void carve_all(struct carve *c, struct hdl_moe *m, struct moe_lane *lanes
     m->places = carve(c, s->top_k + 1, sizeof(void *));
     m->copies = carve(c, l->takes, l->give_stride);
     m->sum = carve(c, s->hidden, sizeof(float));
-    m->expert_rows = carve(c, m->local + 1, sizeof(uint64_t));
+    /* On a GPU an update may bring any number of experts. */
+    m->expert_rows = carve(c, (s->device ? s->experts : m->local) + 1, sizeof(uint64_t));
     m->wait_ns = carve(c, s->ranks, sizeof(uint64_t));
     m->bytes_sent = carve(c, s->ranks, sizeof(uint64_t));
     m->bytes_received = carve(c, s->ranks, sizeof(uint64_t));
@@ -337,7 +338,7 @@ enum hdl_status moe_exchange_status(const struct hdl_moe *m, struct hdl_moe_stat
     s.error_token = m->error[0];
     s.error_position = m->error[1];
     s.error_value = m->error[2];
-    copy_counters(s.expert_rows, m->expert_rows, m->link ? 0 : m->local);
+    copy_counters(s.expert_rows, m->expert_rows, m->local);
     copy_counters(s.wait_ns, m->wait_ns, m->config.shape.ranks);
     copy_counters(s.bytes_sent, m->bytes_sent, m->config.shape.ranks);
     copy_counters(s.bytes_received, m->bytes_received, m->config.shape.ranks);

@@ -93,7 +93,8 @@ enum {
     MOE_GPU_ERR_NONE = 0,
     MOE_GPU_ERR_TOKENS = 1,
     MOE_GPU_ERR_ID = 2,
-    MOE_GPU_ERR_PEER = 3 /* a peer refused its call */
+    MOE_GPU_ERR_PEER = 3,   /* a peer refused its call */
+    MOE_GPU_ERR_WEIGHTS = 4 /* members of a DP group do not give weights alike */
 };
 /* Marks a rank in the place of an index: behind all own offences. */
 #define MOE_GPU_PEER_ERROR (UINT64_C(1) << 40)
@@ -117,7 +118,7 @@ struct moe_gpu_geometry {
     uint32_t top_k;
     uint32_t top_k_pad; /* rounded up to 4 */
     uint32_t max_tokens;
-    uint32_t places; /* C, contributions a token can get */
+    uint32_t places; /* C, contributions a token can get; experts apart: [dp][k] */
     uint32_t sources;
     uint32_t token_words; /* words of a bit set of one source's tokens */
     uint32_t packets;     /* of a token's header */
@@ -133,19 +134,28 @@ struct moe_gpu_geometry {
     uint64_t total_bytes;
 };
 
+/* What an update may change in the expert map of a rank; one load of 16 B. */
+struct moe_gpu_map {
+    uint32_t local_experts; /* of this rank */
+    uint32_t slot_base;     /* number of its first expert slot */
+    uint32_t even_experts;  /* E / R of the contiguous map, 0 = use the tables */
+    uint32_t says_source;   /* DP groups and replicas: masks must be compared */
+};
+
 /*
  * Shared memory of a dispatch block, offsets in bytes:
  *
- *   stages | bits [L][words] any [words] | counts [L + 1] | offsets [L + 1] |
+ *   stages | any [words] bits [L][words] | counts [L + 1] | offsets [L + 1] |
  *   ranks | weights | stash
  *
  * stages hold rows as packed lines, which the copy engine reads; bits the bit sets of the
  * experts' tokens, any the set of the tokens that chose any of them; ranks [turns] and
  * weights [turns][k] are those of the tokens that the block sends; stash [turns][R][k]
- * the expert slots of the tokens that the block receives.
+ * the expert slots of the tokens that the block receives. L is the most experts that
+ * there is room for.
  */
 struct moe_gpu_shared {
-    uint32_t bits_at, any_at, counts_at, offsets_at, ranks_at, weights_at, stash_at;
+    uint32_t any_at, counts_at, offsets_at, ranks_at, weights_at, stash_at;
     uint32_t words; /* of one bit set */
     uint64_t bytes;
 };
@@ -191,8 +201,11 @@ struct moe_gpu_state {
     uint32_t unserved;    /* ranks for whose tokens nothing came */
     uint32_t own_mask;    /* the ranks that the step's dispatch counted on */
     uint32_t same_routes; /* of combine: holders that chose replicas by the same mask */
-    uint32_t
-        mask_of[MOE_GPU_MAX_RANKS]; /* if says_source: by which a rank's were chosen */
+    uint32_t says_source; /* of the map that the step's dispatch had */
+    uint32_t own_tokens;  /* that results are wanted for */
+    uint32_t mask_of[MOE_GPU_MAX_RANKS];   /* if says_source: by which the replicas of a
+                                              rank's tokens were chosen here */
+    uint32_t member_of[MOE_GPU_MAX_RANKS]; /* and by which member at a holder */
     uint32_t incomplete_calls;
     uint32_t incomplete_step[2];     /* newest that dispatch, combine counted there */
     uint32_t step[MOE_GPU_MAX_CTAS]; /* of the next dispatch; one word for each block */
@@ -202,7 +215,8 @@ struct moe_gpu_state {
                                             missing */
     uint32_t late[MOE_GPU_MAX_RANKS]; /* newest step in which a contributor was missing */
     uint32_t seen[MOE_GPU_MAX_RANKS]; /* newest step whose header came */
-    uint32_t tokens[MOE_GPU_MAX_RANKS];    /* T of every rank in this step */
+    uint32_t tokens[MOE_GPU_MAX_RANKS];    /* T of every rank whose rows were taken */
+    uint32_t here[MOE_GPU_MAX_RANKS];      /* tokens of every rank that have rows here */
     uint32_t rows_from[MOE_GPU_MAX_RANKS]; /* the member of a rank's DP group whose rows
                                               were taken */
     uint64_t decided[MOE_GPU_MAX_RANKS]; /* step << 2 | what was decided about a source */
@@ -217,9 +231,29 @@ struct moe_gpu_entry {
     float weight;
 };
 
+/* Rows of an own expert since the last update. What is counted twice in a step holds as
+ * it was counted last. */
+struct moe_gpu_expert_count {
+    uint64_t rows;
+    uint32_t step, newest;
+};
+
+/* What a lane counts from creation on: hdl_moe_status reads it. By rank, rows of dispatch
+ * as stored and as come; contributions of combine as stored, as a token's rank owes them,
+ * and what comes beyond that if experts come apart; tokens of its headers, and how long
+ * the first block waited for these. */
+struct moe_gpu_counters {
+    uint64_t rows_sent[MOE_GPU_MAX_RANKS], rows_received[MOE_GPU_MAX_RANKS];
+    uint64_t given[MOE_GPU_MAX_RANKS], taken[MOE_GPU_MAX_RANKS], more[MOE_GPU_MAX_RANKS];
+    uint64_t tokens[MOE_GPU_MAX_RANKS];
+    uint64_t wait_ns[MOE_GPU_MAX_RANKS];
+    struct moe_gpu_expert_count expert[];
+};
+
 /* Addresses of a lane's local arrays. */
 struct moe_gpu_lane {
     struct moe_gpu_state *state;
+    struct moe_gpu_counters *counters;
     const uint32_t *counted; /* ranks to wait for: members or mask of the state */
     uint32_t *notice;        /* word of the host, set when there is an error */
     uint32_t *sent_rows;     /* [M] step in which a warp took on another block's row */
@@ -252,12 +286,8 @@ struct moe_gpu_args {
 
     uint32_t rank;
     uint32_t phase;
-    uint32_t experts;       /* E */
-    uint32_t local_experts; /* of this rank */
-    uint32_t slot_base;     /* number of this rank's first expert slot */
-    uint32_t even_experts;  /* E / R of the contiguous map, 0 = use the tables */
-    uint32_t dp;            /* ranks that hold the same tokens */
-    uint32_t says_source;   /* DP groups and replicas: masks must be compared */
+    uint32_t experts; /* E */
+    uint32_t dp;      /* ranks that hold the same tokens */
     uint32_t order;
     uint32_t align;
     uint32_t format;
@@ -266,7 +296,8 @@ struct moe_gpu_args {
     uint64_t timeout_ns;  /* 0 = none */
 
     /* Expert map: holders of expert e are holder_slot[holder_first[e] .. first[e + 1]).
-     */
+     * An update changes what these point to, so that captured graphs follow. */
+    const struct moe_gpu_map *map;
     const uint32_t *holder_first;
     const uint16_t *holder_slot;
     const uint16_t *slot_rank;
@@ -356,9 +387,8 @@ MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
     uint64_t stash =
         (uint64_t)moe_gpu_turns(g, plan->take_classes) * g->ranks * g->top_k * 2;
     s.words = moe_gpu_set_words(g);
-    s.bits_at = MOE_GPU_STAGES * g->row.stride;
-    s.any_at = s.bits_at + local_experts * s.words * 4;
-    s.counts_at = (uint32_t)(s.bits_at + sets);
+    s.any_at = MOE_GPU_STAGES * g->row.stride;
+    s.counts_at = (uint32_t)(s.any_at + sets);
     s.offsets_at = s.counts_at + offsets * 4;
     s.ranks_at = s.offsets_at + offsets * 4;
     s.weights_at = s.ranks_at + moe_gpu_turns(g, plan->senders) * 4;
@@ -374,7 +404,7 @@ MOE_GPU_FN uint64_t moe_gpu_combine_shared(const struct moe_gpu_geometry *g,
 {
     return MOE_GPU_COMBINE_THREADS / 32ull * (MOE_GPU_PIECES + MOE_GPU_RING) *
                MOE_GPU_PART_MOST * MOE_GPU_ACCESS +
-           moe_gpu_turns(g, plan->take_classes) * 4ull;
+           moe_gpu_turns(g, plan->take_classes) * 8ull;
 }
 
 MOE_GPU_FN uint64_t moe_gpu_header(const struct moe_gpu_geometry *g, uint32_t source,

@@ -55,11 +55,20 @@ static enum hdl_status take_error(struct hdl_moe *m, uint32_t lane)
     uint32_t k = m->config.shape.top_k;
     bool id = (s.error.first & 0xff) == MOE_GPU_ERR_ID;
     bool peer = (s.error.first & 0xff) == MOE_GPU_ERR_PEER;
+    bool weights = (s.error.first & 0xff) == MOE_GPU_ERR_WEIGHTS;
     m->failed_steps++;
-    m->last_error = peer ? HDL_EPEER : HDL_EINVAL;
+    m->last_error = peer || weights ? HDL_EPEER : HDL_EINVAL;
     m->error[0] = id ? (int64_t)(index / k) : -1;
     m->error[1] = id ? (int64_t)(index % k) : -1;
-    m->error[2] = peer ? -1 : s.error.value;
+    m->error[2] = peer || weights ? -1 : s.error.value;
+    if (weights) {
+        const uint32_t first = (uint32_t)(index & ~MOE_GPU_PEER_ERROR);
+        return base_fail(
+            HDL_EPEER,
+            "an earlier dispatch: of the ranks %u to %u, which hold the same "
+            "tokens, some give weights with dispatch and some do not",
+            first, first + m->config.shape.dp - 1);
+    }
     if (peer)
         return peer_refused(m, (uint32_t)(index & ~MOE_GPU_PEER_ERROR), s.error.value);
     if (id)
@@ -295,20 +304,60 @@ enum hdl_status moe_gpu_call_buffer(struct hdl_moe *m,
 
 /* ---------------------------------------------------------------------------- status */
 
+static void clear_counters(struct hdl_moe *m)
+{
+    memset(m->expert_rows, 0, m->local * sizeof(uint64_t));
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++)
+        m->wait_ns[r] = m->bytes_sent[r] = m->bytes_received[r] = 0;
+}
+
+/* Adds what a lane counted. Bytes are those of lines, as they cross. */
+static void add_counters(struct hdl_moe *m, const struct moe_gpu_counters *c)
+{
+    const struct moe_gpu_geometry *g = &m->link->gpu->geo;
+    const uint64_t header = (uint64_t)g->packets * MOE_GPU_PACKET;
+    const uint32_t self = m->peers->self;
+    for (uint32_t e = 0; e < m->local; e++)
+        m->expert_rows[e] += c->expert[e].rows;
+    for (uint32_t r = 0; r < g->ranks; r++) {
+        if (r == self)
+            continue;
+        m->wait_ns[r] += c->wait_ns[r];
+        m->bytes_sent[r] += c->tokens[self] * header + c->rows_sent[r] * g->row.stride +
+                            c->given[r] * g->give.stride;
+        const uint64_t whole = m->config.shape.dp == 1 ? c->rows_sent[r] : c->taken[r];
+        m->bytes_received[r] += c->tokens[r] * header +
+                                c->rows_received[r] * g->row.stride +
+                                (whole + c->more[r]) * g->give.stride;
+    }
+}
+
 /* Counters live in the device; the record of errors is the exchange's. */
 enum hdl_status moe_gpu_call_status(const struct hdl_moe *exchange)
 {
     struct hdl_moe *m = (struct hdl_moe *)exchange;
     struct moe_gpu_state s;
     uint64_t steps = m->first_next, incomplete = 0;
+    enum hdl_status status = HDL_OK;
+    struct moe_gpu_counters *counters = base_alloc(
+        m->env, 1, sizeof(*counters) + m->local * sizeof(struct moe_gpu_expert_count));
+    if (!counters)
+        return HDL_ENOMEM;
     (void)tell_errors(m);
-    for (uint32_t lane = 0; lane < m->config.shape.lanes; lane++) {
-        enum hdl_status status = moe_gpu_read_state(m->link->gpu, lane, &s);
+    clear_counters(m);
+    for (uint32_t lane = 0; status == HDL_OK && lane < m->config.shape.lanes; lane++) {
+        status = moe_gpu_read_state(m->link->gpu, lane, &s);
+        if (status == HDL_OK)
+            status = moe_gpu_read_counters(m->link->gpu, lane, counters, m->local);
         if (status != HDL_OK)
-            return status;
+            break;
         steps += s.step[0] - (uint32_t)m->lanes[lane].first_step;
         incomplete += s.incomplete_calls;
+        add_counters(m, counters);
     }
+    base_free(m->env, counters);
+    if (status != HDL_OK)
+        return status;
     m->next = steps;
     m->incomplete_calls = incomplete;
     return HDL_OK;

@@ -63,14 +63,6 @@ static enum hdl_status check_supported(const struct moe_config *c)
     if (s->ranks > MOE_GPU_MAX_RANKS)
         return base_fail(HDL_ENOTSUP, "GPU kernels take %d ranks, the group has %u",
                          MOE_GPU_MAX_RANKS, s->ranks);
-    if (keeps_positions(c) && s->top_k > 32)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no %s with top_k %u",
-                         c->exact ? "exact sums" : "late_weights", s->top_k);
-    if (!c->opaque && c->wire == HDL_MOE_WIRE_FP8 && s->late_weights && s->dp > 1)
-        return base_fail(HDL_ENOTSUP,
-                         "GPU kernels have no combine_wire FP8 with late_weights and "
-                         "dp_size %u",
-                         s->dp);
     if (c->protocol != HDL_MOE_AUTO && c->protocol != HDL_MOE_LL)
         return base_fail(HDL_ENOTSUP, "GPU kernels have no protocol %d",
                          (int)c->protocol);
@@ -93,7 +85,10 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->top_k_pad = round_up(s->top_k, 4);
     g->max_tokens = s->max_tokens;
     g->keeps = keeps_positions(c);
-    g->places = g->keeps && s->top_k > s->ranks ? s->top_k : s->ranks;
+    /* Holders that listen to different members of a DP group may each take an expert for
+     * the replica that a position means: each member has places of its own. */
+    const uint32_t apart = s->top_k * s->dp;
+    g->places = g->keeps && apart > s->ranks ? apart : s->ranks;
     g->sources = c->layout.sources;
     g->token_words = (s->max_tokens + 31) / 32;
     row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
@@ -249,7 +244,7 @@ static void share_give(const struct moe_gpu *g, struct moe_gpu_args *a)
 
 static uint64_t dispatch_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
 {
-    return moe_gpu_share(&g->geo, g->local_experts, g->config->shape.order, p).bytes;
+    return moe_gpu_share(&g->geo, g->most_experts, g->config->shape.order, p).bytes;
 }
 
 /* The most shared memory that any phase needs. */
@@ -269,25 +264,45 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
 /*
  * Two small blocks on a multiprocessor are faster than a large one, if both find room
  * there and the rows for several other ranks do not hold up the loads of the block beside
- * their sender. A budget counts blocks: they are spread over multiprocessors first.
+ * their sender. A budget counts blocks: they are spread over multiprocessors first. What
+ * room is left goes to experts that an update may bring.
  */
 static uint64_t fit_dispatch(struct moe_gpu *g)
 {
     enum { FEW_ROWS = 128 }; /* stored into other ranks, that is */
-    uint64_t room = (uint64_t)g->device.shared_bytes + 1024, bytes;
+    uint64_t room = (uint64_t)g->device.shared_bytes;
     const bool few =
         g->geo.ranks <= 2 || g->geo.max_tokens * (g->geo.ranks - 1) <= FEW_ROWS;
+    const uint64_t half = (room + 1024) / 2 - MOE_GPU_DISPATCH_FIXED;
+    g->most_experts = g->local_experts;
     g->dispatch_blocks = g->blocks * 2;
     g->dispatch_threads = MOE_GPU_DISPATCH_THREADS / 2;
-    bytes = most_shared(g, false);
-    if (few && !g->budget && (bytes + MOE_GPU_DISPATCH_FIXED) * 2 <= room)
-        return bytes;
-    g->dispatch_blocks = g->blocks;
-    g->dispatch_threads = MOE_GPU_DISPATCH_THREADS;
+    if (few && !g->budget && most_shared(g, false) <= half) {
+        room = half;
+    } else {
+        g->dispatch_blocks = g->blocks;
+        g->dispatch_threads = MOE_GPU_DISPATCH_THREADS;
+    }
+    do
+        g->most_experts++;
+    while (g->most_experts <= g->config->shape.experts && most_shared(g, false) <= room);
+    g->most_experts--;
     return most_shared(g, false);
 }
 
-enum hdl_status moe_gpu_fit(struct moe_gpu *g)
+enum hdl_status moe_gpu_takes_map(const struct moe_gpu *g, const struct moe_map *map)
+{
+    const uint32_t experts = moe_map_local_experts(map, g->rank);
+    if (experts <= g->most_experts)
+        return HDL_OK;
+    return base_fail(HDL_ENOTSUP,
+                     "GPU kernels of rank %u have shared memory for %u experts, the map "
+                     "gives it %u",
+                     g->rank, g->most_experts, experts);
+}
+
+/* Gets the kernels ready. */
+static enum hdl_status fit(struct moe_gpu *g)
 {
     uint64_t bytes = fit_dispatch(g);
     enum hdl_status s =
@@ -335,7 +350,7 @@ enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *
     g->local_experts = moe_map_local_experts(&g->config->map, g->rank);
     s = moe_gpu_make_state(g);
     if (!s)
-        s = moe_gpu_fit(g);
+        s = fit(g);
     if (!s)
         s = gpu_block_create(&g->device, geo.total_bytes, &g->arena[g->rank]);
     if (s)
@@ -432,20 +447,17 @@ static void common_args(const struct moe_gpu *g, const struct moe_gpu_call *call
     a->rank = g->rank;
     a->phase = call->phase;
     a->experts = s->experts;
-    a->local_experts = g->local_experts;
-    a->slot_base = m->first[g->rank];
-    a->even_experts = g->even_experts;
     a->order = s->order;
     a->align = s->align ? s->align : 1;
     a->format = (uint32_t)g->config->format;
     a->hidden = s->hidden;
     a->exact = g->config->exact;
     a->dp = s->dp;
-    a->says_source = s->dp > 1 && m->replicas > 1;
     a->expert_rows = g->geo.sources * s->max_tokens;
     a->timeout_ns = call->timeout_ns;
-    a->holder_first = (const uint32_t *)g->tables;
-    a->holder_slot = (const uint16_t *)(g->tables + (m->experts + 1) * sizeof(uint32_t));
+    a->map = (const struct moe_gpu_map *)g->tables;
+    a->holder_first = (const uint32_t *)(a->map + 1);
+    a->holder_slot = (const uint16_t *)(a->holder_first + m->experts + 1);
     a->slot_rank = a->holder_slot + moe_gpu_table_slots(m);
     a->trace = (uint64_t *)call->trace;
 }
@@ -466,6 +478,22 @@ static int launch_mask(const struct moe_gpu *g, const struct moe_gpu_args *a,
                                     params, NULL);
 }
 
+/* A kernel whose blocks may be scheduled before the one before it in the stream has
+ * ended, for which it waits itself. */
+static int launch_early(const struct moe_gpu *g, struct gpu_function *function,
+                        uint32_t blocks, uint32_t threads, uint64_t shared,
+                        const struct moe_gpu_call *call, void **params)
+{
+    struct gpu_launch_attribute early = {.id = GPU_LAUNCH_EARLY, .value = {1}};
+    const struct gpu_launch l = {.grid = {blocks, 1, 1},
+                                 .block = {threads, 1, 1},
+                                 .shared_bytes = (unsigned)shared,
+                                 .stream = call->stream,
+                                 .attributes = &early,
+                                 .count = 1};
+    return g->device.driver->launch_ex(&l, function, params, NULL);
+}
+
 static enum hdl_status launch(const struct moe_gpu *g, bool combine, bool wide,
                               uint32_t threads, uint64_t shared, struct moe_gpu_args *a,
                               const struct moe_gpu_call *call)
@@ -479,8 +507,7 @@ static enum hdl_status launch(const struct moe_gpu *g, bool combine, bool wide,
     if (call->active)
         error = launch_mask(g, a, call, combine, false);
     if (!error)
-        error = g->device.driver->launch(function, a->plan.grid, 1, 1, threads, 1, 1,
-                                         (unsigned)shared, call->stream, params, NULL);
+        error = launch_early(g, function, a->plan.grid, threads, shared, call, params);
     if (!error && call->active && (call->phase & MOE_GPU_RECV))
         error = launch_mask(g, a, call, combine, true);
     s = gpu_check(error, "cuLaunchKernel");
@@ -526,7 +553,7 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *c
     a.plan = p;
     a.classes_magic = moe_gpu_magic(p.take_classes);
     share_warps(g, &a.groups, &a.per_group);
-    a.shared = moe_gpu_share(&g->geo, g->local_experts, a.order, &p);
+    a.shared = moe_gpu_share(&g->geo, g->most_experts, a.order, &p);
     return launch(g, false, wide, g->dispatch_threads, a.shared.bytes, &a, call);
 }
 

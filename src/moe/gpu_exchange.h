@@ -24,8 +24,8 @@ struct moe_gpu {
     bool budget;     /* the caller's; else two blocks may share a multiprocessor */
     uint32_t dispatch_blocks, dispatch_threads;
     uint32_t dispatch_senders, combine_senders;
-    uint32_t even_experts;
     uint32_t local_experts;
+    uint32_t most_experts; /* that captured launches have shared memory for */
     struct gpu_block arena[MOE_GPU_MAX_RANKS]; /* own and peers' */
     struct gpu_stream *side;   /* for the host's own copies, beside what callers run */
     volatile uint32_t *notice; /* [lanes] kernels set a word where they find an error */
@@ -64,8 +64,8 @@ enum hdl_status moe_gpu_attach(struct moe_gpu *gpu, uint32_t rank, int fd);
 void moe_gpu_detach(struct moe_gpu *gpu, uint32_t rank);
 /* Waits until nothing runs on the device. */
 enum hdl_status moe_gpu_quiesce(struct moe_gpu *gpu);
-/* Gets the kernels ready for the present map. */
-enum hdl_status moe_gpu_fit(struct moe_gpu *gpu);
+/* Whether launches that were captured before take another map. */
+enum hdl_status moe_gpu_takes_map(const struct moe_gpu *gpu, const struct moe_map *map);
 /* A new map, and the ranks (bit r) that are linked; all lanes go on with `step` of
  * `generation`. No kernel may run. */
 enum hdl_status moe_gpu_begin(struct moe_gpu *gpu, uint32_t members, uint32_t generation,
@@ -125,6 +125,10 @@ enum hdl_status moe_gpu_combine(struct moe_gpu *gpu, const struct moe_gpu_call *
 /* A copy of a lane's state as it is now; waits for no kernel. */
 enum hdl_status moe_gpu_read_state(struct moe_gpu *gpu, uint32_t lane,
                                    struct moe_gpu_state *state);
+/* The same of its counters, with those of `experts` experts. */
+enum hdl_status moe_gpu_read_counters(struct moe_gpu *gpu, uint32_t lane,
+                                      struct moe_gpu_counters *counters,
+                                      uint32_t experts);
 /* Forgets the error that a lane's state has. */
 enum hdl_status moe_gpu_clear_error(struct moe_gpu *gpu, uint32_t lane);
 /* For tests: the number of the next step of a lane. */

@@ -238,7 +238,9 @@ enum hdl_status moe_gpu_link_update(struct hdl_moe *m, struct moe_config *config
                                     const struct moe_newest *newest)
 {
     struct moe_gpu_link *l = m->link;
-    enum hdl_status status = moe_gpu_set_active(l->gpu, present_ranks(l));
+    enum hdl_status status = moe_gpu_takes_map(l->gpu, &config->map);
+    if (status == HDL_OK)
+        status = moe_gpu_set_active(l->gpu, present_ranks(l));
     if (status == HDL_OK)
         status = moe_gpu_quiesce(l->gpu);
     status = link_ranks(l, status, l->gpu->geo.total_bytes);
@@ -254,8 +256,6 @@ enum hdl_status moe_gpu_link_update(struct hdl_moe *m, struct moe_config *config
     moe_config_free(m->env, &old);
     m->local = moe_map_local_experts(&m->config.map, m->peers->self);
     status = begin(l, newest);
-    if (status == HDL_OK)
-        status = moe_gpu_fit(l->gpu);
     if (status != HDL_OK)
         return status;
     m->generation = newest->generation + 1;

@@ -63,7 +63,7 @@ uint32_t moe_gpu_table_slots(const struct moe_map *m)
 
 static size_t table_bytes(const struct moe_map *m)
 {
-    return (m->experts + 1) * sizeof(uint32_t) +
+    return sizeof(struct moe_gpu_map) + (m->experts + 1) * sizeof(uint32_t) +
            2 * (size_t)moe_gpu_table_slots(m) * sizeof(uint16_t);
 }
 
@@ -72,13 +72,17 @@ static enum hdl_status put_tables(struct moe_gpu *g)
     const struct moe_map *m = &g->config->map;
     uint32_t slots = m->first[m->ranks], n = m->experts + 1;
     g->local_experts = moe_map_local_experts(m, g->rank);
-    g->even_experts = is_even(m) ? m->experts / m->ranks : 0;
     if (slots > moe_gpu_table_slots(m))
         return base_fail(HDL_ENOTSUP, "%u places of experts, kernels take %u", slots,
                          moe_gpu_table_slots(m));
-    uint32_t *table = base_alloc(g->env, 1, table_bytes(m));
-    if (!table)
+    struct moe_gpu_map *map = base_alloc(g->env, 1, table_bytes(m));
+    if (!map)
         return HDL_ENOMEM;
+    map->local_experts = g->local_experts;
+    map->slot_base = m->first[g->rank];
+    map->even_experts = is_even(m) ? m->experts / m->ranks : 0;
+    map->says_source = g->config->shape.dp > 1 && m->replicas > 1;
+    uint32_t *table = (uint32_t *)(map + 1);
     uint16_t *slot = (uint16_t *)(table + n), *rank = slot + moe_gpu_table_slots(m);
     memcpy(table, m->begin, n * sizeof(uint32_t));
     for (uint32_t i = 0; i < slots; i++)
@@ -86,8 +90,8 @@ static enum hdl_status put_tables(struct moe_gpu *g)
     for (uint32_t r = 0; r < m->ranks; r++)
         for (uint32_t i = m->first[r]; i < m->first[r + 1]; i++)
             rank[i] = (uint16_t)r;
-    enum hdl_status s = copy_in(g, g->tables, table, table_bytes(m));
-    base_free(g->env, table);
+    enum hdl_status s = copy_in(g, g->tables, map, table_bytes(m));
+    base_free(g->env, map);
     return s;
 }
 
@@ -95,14 +99,22 @@ static enum hdl_status put_tables(struct moe_gpu *g)
 
 /* Places of a lane's arrays behind its state. */
 struct lane_places {
-    uint64_t sent_rows, sent_sums, own_ranks, own_places, own_weights, entries, bytes;
+    uint64_t counters, sent_rows, sent_sums, own_ranks, own_places, own_weights, entries,
+        bytes;
 };
 
-static struct lane_places place_lane(const struct moe_gpu_geometry *g)
+static size_t counters_bytes(uint32_t experts)
+{
+    return sizeof(struct moe_gpu_counters) +
+           experts * sizeof(struct moe_gpu_expert_count);
+}
+
+static struct lane_places place_lane(const struct moe_gpu_geometry *g, uint32_t experts)
 {
     struct lane_places p;
     uint64_t pairs = (uint64_t)g->ranks * g->max_tokens;
-    p.sent_rows = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
+    p.counters = (sizeof(struct moe_gpu_state) + 255) / 256 * 256;
+    p.sent_rows = (p.counters + counters_bytes(experts) + 255) / 256 * 256;
     p.sent_sums = p.sent_rows + g->max_tokens * 4ull;
     p.own_ranks = p.sent_sums + pairs * 4;
     uint64_t kept = g->keeps ? (uint64_t)g->max_tokens * g->top_k : 0;
@@ -122,9 +134,10 @@ static uint64_t state_at(const struct moe_gpu *g, uint32_t lane)
 void moe_gpu_lane_of(const struct moe_gpu *g, const struct moe_gpu_call *call,
                      struct moe_gpu_lane *out)
 {
-    struct lane_places p = place_lane(&g->geo);
+    struct lane_places p = place_lane(&g->geo, g->config->shape.experts);
     uint64_t at = state_at(g, call->lane);
     out->state = (struct moe_gpu_state *)at;
+    out->counters = (struct moe_gpu_counters *)(at + p.counters);
     out->counted =
         (const uint32_t *)(at + (call->alone ? offsetof(struct moe_gpu_state, alone)
                                  : call->active
@@ -169,6 +182,44 @@ enum hdl_status moe_gpu_clear_error(struct moe_gpu *g, uint32_t lane)
     return PUT_STATE(g, lane, error, &none);
 }
 
+static enum hdl_status copy_out(struct moe_gpu *g, void *to, uint64_t from, size_t bytes)
+{
+    int mode;
+    enum hdl_status s = begin_copies(g, &mode);
+    if (s)
+        return s;
+    return end_copies(g, g->device.driver->copy_out_async(to, from, bytes, g->side),
+                      mode);
+}
+
+enum hdl_status moe_gpu_read_state(struct moe_gpu *g, uint32_t lane,
+                                   struct moe_gpu_state *state)
+{
+    return copy_out(g, state, state_at(g, lane), sizeof(*state));
+}
+
+enum hdl_status moe_gpu_read_counters(struct moe_gpu *g, uint32_t lane,
+                                      struct moe_gpu_counters *counters, uint32_t experts)
+{
+    struct lane_places p = place_lane(&g->geo, g->config->shape.experts);
+    return copy_out(g, counters, state_at(g, lane) + p.counters, counters_bytes(experts));
+}
+
+/* Another map may have other experts: they are counted anew. */
+static enum hdl_status forget_experts(struct moe_gpu *g, uint32_t lane)
+{
+    const uint32_t experts = g->config->shape.experts;
+    const size_t bytes = experts * sizeof(struct moe_gpu_expert_count);
+    struct lane_places p = place_lane(&g->geo, experts);
+    void *none = base_alloc(g->env, 1, bytes);
+    if (!none)
+        return HDL_ENOMEM;
+    enum hdl_status s =
+        copy_in(g, state_at(g, lane) + p.counters + counters_bytes(0), none, bytes);
+    base_free(g->env, none);
+    return s;
+}
+
 enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t generation,
                               uint32_t step)
 {
@@ -177,6 +228,8 @@ enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t gene
     for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
         s = moe_gpu_set_step(g, lane, step);
         if (!s)
+            s = forget_experts(g, lane);
+        if (!s)
             s = PUT_STATE(g, lane, generation, &generation);
         if (!s)
             s = PUT_STATE(g, lane, members, &members);
@@ -184,18 +237,6 @@ enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t gene
             s = PUT_STATE(g, lane, alone, &alone);
     }
     return s ? s : moe_gpu_set_active(g, members);
-}
-
-enum hdl_status moe_gpu_read_state(struct moe_gpu *g, uint32_t lane,
-                                   struct moe_gpu_state *state)
-{
-    int mode;
-    enum hdl_status s = begin_copies(g, &mode);
-    if (s)
-        return s;
-    int error = g->device.driver->copy_out_async(state, state_at(g, lane), sizeof(*state),
-                                                 g->side);
-    return end_copies(g, error, mode);
 }
 
 enum hdl_status moe_gpu_buffer(struct moe_gpu *g, uint32_t lane, uint64_t *address)
@@ -234,7 +275,7 @@ enum hdl_status moe_gpu_make_state(struct moe_gpu *g)
     uint32_t lanes = g->config->shape.lanes;
     uint32_t all = g->geo.ranks == 32 ? UINT32_MAX : (UINT32_C(1) << g->geo.ranks) - 1;
     enum hdl_status s = make_side(g);
-    g->lane_bytes = place_lane(&g->geo).bytes;
+    g->lane_bytes = place_lane(&g->geo, g->config->shape.experts).bytes;
     if (!s)
         s = gpu_alloc(&g->device, table_bytes(&g->config->map), &g->tables);
     if (!s)

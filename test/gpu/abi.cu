@@ -23,6 +23,16 @@ static_assert(sizeof(gpu_mem_access) == sizeof(CUmemAccessDesc), "access");
 static_assert(offsetof(gpu_mem_access, flags) == offsetof(CUmemAccessDesc, flags),
               "access flags");
 
+static_assert(sizeof(gpu_launch) == sizeof(CUlaunchConfig), "launch");
+static_assert(offsetof(gpu_launch, attributes) == offsetof(CUlaunchConfig, attrs),
+              "launch attributes");
+static_assert(sizeof(gpu_launch_attribute) == sizeof(CUlaunchAttribute), "attribute");
+static_assert(offsetof(gpu_launch_attribute, value) == offsetof(CUlaunchAttribute, value),
+              "value of an attribute");
+static_assert((int)GPU_LAUNCH_EARLY ==
+                  (int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+              "");
+
 static_assert((int)GPU_MEM_PINNED == (int)CU_MEM_ALLOCATION_TYPE_PINNED, "");
 static_assert((int)GPU_LOCATION_DEVICE == (int)CU_MEM_LOCATION_TYPE_DEVICE, "");
 static_assert((int)GPU_HANDLE_FD == (int)CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, "");

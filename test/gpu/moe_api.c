@@ -69,6 +69,26 @@ static void meet(void)
 
 /* ----------------------------------------------------------------------------- steps */
 
+/* Maps of the experts: at first rank 0 has two more and the last rank two fewer, then as
+ * many each but in turn, then the other way round. */
+enum { MAPS = 3 };
+static int32_t map_counts[MAPS][MOE_GPU_MAX_RANKS], map_ids[MAPS][MOE_GPU_MAX_RANKS * 8];
+
+static void make_maps(void)
+{
+    const int32_t ranks = (int32_t)self.ranks;
+    for (int32_t r = 0, at[MAPS] = {0}; r < ranks; r++) {
+        const int32_t more = r == 0 ? 2 : r == ranks - 1 ? -2 : 0;
+        map_counts[0][r] = 8 + more;
+        map_counts[1][r] = 8;
+        map_counts[2][r] = 8 - more;
+        for (int32_t i = 0; i < 8; i++)
+            map_ids[1][at[1]++] = r + i * ranks;
+    }
+    for (int32_t e = 0; e < ranks * 8; e++)
+        map_ids[0][e] = map_ids[2][e] = e;
+}
+
 static struct gpu_case options(void)
 {
     struct gpu_case c;
@@ -79,6 +99,8 @@ static struct gpu_case options(void)
     c.opts.num_experts = (int32_t)self.ranks * 8;
     c.opts.lanes = 2;
     c.opts.memory = HDL_MOE_CUDA;
+    c.opts.expert_counts = map_counts[0];
+    c.opts.expert_ids = map_ids[0];
     return c;
 }
 
@@ -356,6 +378,63 @@ static void replaced(void)
     OK(hdl_moe_update(self.moe, NULL, NULL));
 }
 
+/* Captured graphs follow another map: of the oracle, too. */
+static void move_experts(int map)
+{
+    struct gpu_case c = options();
+    c.opts.expert_counts = map_counts[map];
+    c.opts.expert_ids = map_ids[map];
+    OK(hdl_moe_update(self.moe, map_counts[map], map_ids[map]));
+    moe_config_free(&self.w->env, &self.w->config);
+    OK(moe_config_init(&self.w->env, &self.w->config, &c.opts, (int32_t)self.ranks));
+    CHECK(hdl_moe_local_experts(self.moe) == map_counts[map][self.rank]);
+}
+
+/* What hdl_moe_status counts of one step against what its routing says. */
+static void counted(void)
+{
+    enum { MOST = 16 };
+    uint64_t rows[2][MOST], sent[2][MOE_GPU_MAX_RANKS], received[2][MOE_GPU_MAX_RANKS];
+    struct gpu_case c = next_case();
+    const struct moe_gpu_geometry *g = &self.r->gpu->geo;
+    const struct moe_map *m = &self.w->config.map;
+    begin(&c, self.ranks);
+    for (int i = 0; i < 2; i++) {
+        struct hdl_moe_state state = {.size = sizeof(state),
+                                      .expert_rows = rows[i],
+                                      .bytes_sent = sent[i],
+                                      .bytes_received = received[i]};
+        if (i)
+            fused(&c, 0);
+        if (i)
+            compare(&c, self.ranks);
+        OK(hdl_moe_status(self.moe, &state));
+    }
+    const int32_t *counts = (const int32_t *)self.r->buffer[BUF_COUNTS].host;
+    const int32_t *from = (const int32_t *)self.r->buffer[BUF_SOURCE_COUNTS].host;
+    for (int32_t e = 0; e < hdl_moe_local_experts(self.moe); e++)
+        CHECK(rows[1][e] - rows[0][e] == (uint64_t)counts[e]);
+    for (uint32_t p = 0; p < self.ranks; p++) {
+        uint64_t to = 0, header = (uint64_t)g->packets * MOE_GPU_PACKET;
+        for (uint32_t t = 0; t < c.tokens[self.rank]; t++) {
+            bool chose = false;
+            for (uint32_t j = 0; j < g->top_k; j++) {
+                const int64_t id = self.r->ids64[t * g->top_k + j];
+                chose |= id >= 0 && m->holder[m->begin[id]] == p;
+            }
+            to += chose;
+        }
+        if (p == self.rank)
+            continue;
+        CHECK(sent[1][p] - sent[0][p] == c.tokens[self.rank] * header +
+                                             to * g->row.stride +
+                                             (uint64_t)from[p] * g->give.stride);
+        CHECK(received[1][p] - received[0][p] == c.tokens[p] * header +
+                                                     (uint64_t)from[p] * g->row.stride +
+                                                     to * g->give.stride);
+    }
+}
+
 /* ------------------------------------------------------------------------------ ranks */
 
 static void open_rank(bool joins)
@@ -383,7 +462,7 @@ static int close_rank(void)
 {
     struct hdl_moe_state state = {.size = sizeof(state)};
     OK(hdl_moe_status(self.moe, &state));
-    CHECK(state.generation == 2 && state.failed_steps <= 3);
+    CHECK(state.generation == 4 && state.failed_steps <= 3);
     meet();
     gpu_leave(&self.r->gpu->device);
     gpu_free(&self.r->gpu->device, self.active);
@@ -405,6 +484,7 @@ static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
     self.rank = rank;
     self.ranks = ranks;
     self.last = ranks - 1;
+    make_maps();
     open_rank(joins);
     struct gpu_graph_exec *old = joins ? NULL : capture(), *fresh;
     if (!joins) {
@@ -414,6 +494,9 @@ static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
         say("replayed with changing routing, tokens and masks");
         plain_steps(8);
         say("whole and in phases, on both lanes");
+        for (int i = 0; i < 4; i++)
+            counted();
+        say("rows, contributions and bytes counted");
         wrong_id();
         too_many(true);
         too_many(false);
@@ -430,6 +513,13 @@ static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
     for (int i = 0; i < 10; i++)
         replay(old && i % 2 ? old : fresh, ranks);
     say("graphs from before and after, with the new process");
+    for (int map = 1; map < MAPS; map++) {
+        move_experts(map);
+        for (int i = 0; i < 6; i++)
+            replay(old && i % 2 ? old : fresh, ranks);
+        counted();
+    }
+    say("the same graphs with other maps of the experts");
     plain_steps(8);
     self.cu->graph_exec_destroy(fresh);
     if (old)
