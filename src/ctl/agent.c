@@ -7,7 +7,6 @@
 #include "base/env.h"
 #include "ctl/agent_state.h"
 
-#define SECOND INT64_C(1000000000)
 #define BACKOFF_FIRST (SECOND / 50)
 #define BACKOFF_MOST (SECOND / 2)
 

@@ -6,8 +6,6 @@
 #include "base/env.h"
 #include "ctl/agent_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 struct agent_group *agent_group_by_key(struct ctl_agent *agent, uint64_t key)
 {
     base_list_each(node, after, &agent->groups)

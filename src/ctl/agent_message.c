@@ -5,8 +5,6 @@
 #include "base/env.h"
 #include "ctl/agent_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 static void registered(struct ctl_agent *agent, const struct ctl_msg *msg)
 {
     struct agent_group *group = agent_group_by_key(agent, msg->key);

@@ -11,6 +11,8 @@
 #include "ctl/map.h"
 #include "ctl/msg.h"
 
+#define SECOND INT64_C(1000000000)
+
 enum agent_link_state {
     LINK_CONNECTING = 0, /* asked for a connection */
     LINK_WAITING,        /* until retry_at */

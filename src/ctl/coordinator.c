@@ -7,8 +7,6 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 enum hdl_status ctl_coordinator_create(struct base_env *env,
                                        const struct ctl_coordinator_options *options,
                                        int64_t now, struct ctl_coordinator **coordinator)

@@ -7,8 +7,6 @@
 #include "ctl/boundary.h"
 #include "ctl/coordinator_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 static bool death_is_pending(const struct coord_group *group, uint32_t i)
 {
     const struct coord_member *holder = group->slots[i].holder;

@@ -6,8 +6,6 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
-#define SECOND INT64_C(1000000000)
-
 /* --------------------------------------------------------------------------- joiners */
 
 static bool has_active_member(const struct coord_group *group)

@@ -11,6 +11,8 @@
 #include "ctl/map.h"
 #include "ctl/msg.h"
 
+#define SECOND INT64_C(1000000000)
+
 /*
  *   coordinator -- conns (by number)      authenticated; of a rank after HELLO
  *               -- ranks (by job rank)    one process start each: rank epoch, evidence

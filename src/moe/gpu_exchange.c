@@ -10,21 +10,16 @@
 _Static_assert(sizeof(struct moe_gpu_args) <= 4000,
                "kernel parameters are 4 KiB at most");
 
-static uint32_t round_up(uint32_t n, uint32_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
 static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales,
                          uint64_t weights)
 {
     row->data_bytes = (uint32_t)data;
     row->scale_bytes = (uint32_t)scales;
-    row->scale_at = round_up((uint32_t)data, 16);
-    row->weight_at = row->scale_at + round_up((uint32_t)scales, 16);
+    row->scale_at = moe_gpu_round_up((uint32_t)data, 16);
+    row->weight_at = row->scale_at + moe_gpu_round_up((uint32_t)scales, 16);
     /* The weights are kept inside one access: one warp handles them. */
     if (row->weight_at % MOE_GPU_ACCESS_DATA + weights > MOE_GPU_ACCESS_DATA)
-        row->weight_at = round_up(row->weight_at, MOE_GPU_ACCESS_DATA);
+        row->weight_at = moe_gpu_round_up(row->weight_at, MOE_GPU_ACCESS_DATA);
     row->bytes = row->weight_at + (uint32_t)weights;
     row->pairs = moe_gpu_pairs(row->bytes);
     row->stride = row->pairs * MOE_GPU_PAIR;
@@ -82,7 +77,7 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
         return status;
     g->ranks = s->ranks;
     g->top_k = s->top_k;
-    g->top_k_pad = round_up(s->top_k, 4);
+    g->top_k_pad = moe_gpu_round_up(s->top_k, 4);
     g->max_tokens = s->max_tokens;
     g->keeps = keeps_positions(c);
     /* Holders that listen to different members of a DP group may each take an expert for

@@ -246,6 +246,8 @@ void fabric_link_acknowledged(struct net_fabric *fabric, struct fabric_link *lin
                               uint32_t ack, bool resend);
 void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
                       const char *what, ssize_t error);
+/* Has something to send, or an acknowledgement to give. */
+void fabric_link_set_busy(struct net_fabric *fabric, struct fabric_link *link);
 void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link);
 /* Without a control plane, now and then: whether the peers of open windows live. */
 void fabric_links_ask(struct net_fabric *fabric);

@@ -89,7 +89,7 @@ void fabric_link_rest(struct net_fabric *fabric, struct fabric_link *link)
     link->ring = NULL;
 }
 
-static void link_set_busy(struct net_fabric *fabric, struct fabric_link *link)
+void fabric_link_set_busy(struct net_fabric *fabric, struct fabric_link *link)
 {
     if (base_list_empty(&link->busy))
         base_list_push_back(&fabric->busy, &link->busy);
@@ -112,7 +112,7 @@ static void link_show_down(struct net_fabric *fabric, struct fabric_link *link)
 void fabric_link_fail(struct net_fabric *fabric, struct fabric_link *link,
                       const char *what, ssize_t error)
 {
-    link_set_busy(fabric, link);
+    fabric_link_set_busy(fabric, link);
     if (link->down_since)
         return;
     int64_t now = base_now_ns();
@@ -140,7 +140,7 @@ void fabric_link_alive(struct net_fabric *fabric, struct fabric_link *link)
     link->ack_owed = FABRIC_ACK_EVERY; /* what was said may be lost */
     fabric->counters.reconnects++;
     link_show_down(fabric, link);
-    link_set_busy(fabric, link);
+    fabric_link_set_busy(fabric, link);
 }
 
 /* ------------------------------------------------------------------------- messages */
@@ -250,7 +250,7 @@ static struct fabric_message *link_new(struct net_fabric *fabric,
         return NULL;
     }
     link_append(link, message);
-    link_set_busy(fabric, link);
+    fabric_link_set_busy(fabric, link);
     return message;
 }
 

@@ -164,8 +164,7 @@ static enum hdl_status put_write(struct net_fabric *fabric,
         atomic_fetch_sub_explicit(puts, 1, memory_order_relaxed);
         return HDL_PENDING;
     }
-    if (base_list_empty(&link->busy))
-        base_list_push_back(&fabric->busy, &link->busy);
+    fabric_link_set_busy(fabric, link);
     return HDL_OK;
 }
 

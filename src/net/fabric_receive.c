@@ -125,8 +125,7 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
     fabric_offers_taken(fabric, link, view.head.taken);
     if (view.head.kind == NET_WIRE_ACK)
         return;
-    if (base_list_empty(&link->busy))
-        base_list_push_back(&fabric->busy, &link->busy);
+    fabric_link_set_busy(fabric, link);
     if (view.head.kind == NET_WIRE_HELLO && (view.head.flags & NET_WIRE_RESTART) &&
         (int32_t)(view.head.seq - link->expected) > 0)
         link->expected = view.head.seq;
