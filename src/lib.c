@@ -272,8 +272,12 @@ enum hdl_status hdl_context_dump(struct hdl_context *context, int fd)
     if (status != HDL_OK)
         return status;
     size_t size = host_describe(context->host, text, sizeof(text));
-    if (write(fd, text, size) != (ssize_t)size)
+    ssize_t written = write(fd, text, size);
+    if (written < 0)
         return base_fail_errno(HDL_ESYSTEM, errno, "cannot write to descriptor %d", fd);
+    if ((size_t)written < size)
+        return base_fail(HDL_ESYSTEM, "descriptor %d took %zd of %zu bytes", fd, written,
+                         size);
     return group_engine_dump(context->engine, fd);
 }
 

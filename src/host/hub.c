@@ -313,24 +313,24 @@ static void free_hub(uv_handle_t *handle)
     base_free(hub->host->env, hub);
 }
 
+static void close_conns(struct base_list *list)
+{
+    base_list_each(node, after, list)
+    {
+        struct host_conn *conn = base_container_of(node, struct host_conn, node);
+        if (conn->ops == &hub_ops)
+            host_conn_close(conn);
+    }
+}
+
 void host_hub_close(struct host *host)
 {
     struct host_hub *hub = host->hub;
     if (!hub)
         return;
     host->hub = NULL;
-    base_list_each(node, after, &host->conns)
-    {
-        struct host_conn *conn = base_container_of(node, struct host_conn, node);
-        if (conn->ops == &hub_ops)
-            host_conn_close(conn);
-    }
-    base_list_each(other, next, &host->broken)
-    {
-        struct host_conn *conn = base_container_of(other, struct host_conn, node);
-        if (conn->ops == &hub_ops)
-            host_conn_close(conn);
-    }
+    close_conns(&host->conns);
+    close_conns(&host->broken);
     ctl_coordinator_destroy(hub->machine);
     ctl_actions_free(&hub->actions);
     base_free(host->env, hub->conns);
