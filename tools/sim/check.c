@@ -74,6 +74,12 @@ uint64_t sim_check_view(struct sim_world *w, struct sim_process *p,
         return hash;
     entry->applied = true;
     w->result->views++;
+    /* Flags tell attempts apart by 16 bits. */
+    for (uint32_t i = 1; i < view->num_attempts; i++)
+        if ((uint16_t)view->attempts[i].epoch == (uint16_t)view->attempts[i - 1].epoch)
+            sim_fail(w, "attempts %llx and %llx look the same",
+                     (unsigned long long)view->attempts[i - 1].epoch,
+                     (unsigned long long)view->attempts[i].epoch);
     bool harmless = w->result->deaths == 0 &&
                     !(w->options.faults & ~(unsigned)(SIM_JOIN | SIM_RESTART));
     for (uint32_t i = 0; i < view->capacity; i++) {
