@@ -46,9 +46,10 @@ static void *keep_coordinator(void *argument)
             be_coordinator(life);
         coordinator = child;
         CHECK(child > 0 && waitpid(child, &code, 0) == child, "no coordinator");
-        CHECK(over || (WIFSIGNALED(code) && WTERMSIG(code) == SIGKILL),
-              "the coordinator ended with %#x", (unsigned)code);
-        killed += !over;
+        /* Also at its last message, when all is over. */
+        bool kill_taken = WIFSIGNALED(code) && WTERMSIG(code) == SIGKILL;
+        CHECK(over || kill_taken, "the coordinator ended with %#x", (unsigned)code);
+        killed += kill_taken;
     }
     return argument;
 }
