@@ -8,7 +8,7 @@ build=${HEDDLE_GPU_BUILD:-build/test/gpu}
 # Loading kernels lazily would wait for kernels that wait for each other.
 export CUDA_MODULE_LOADING=EAGER
 
-scripts/check_sass.py "$build"/../../src/gpu/*.fatbin
+scripts/check_sass.py "$build"/../../src/gpu/*.fatbin "$build"/../../tools/*.fatbin
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 600 "$build/moe_check" "$cases" "$seed"
@@ -19,17 +19,15 @@ timeout 90 "$build/moe_processes"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_api" || exit 1
+export HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake
 # Torch's tensors, where there is a torch that sees the GPUs.
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
     # 4 ranks share 2 GPUs too: then ranks wait long for each other.
     for ranks in 2 4; do
-        HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
-            timeout 180 python3 test/gpu/buffer.py $ranks || exit 1
+        timeout 180 python3 test/gpu/buffer.py $ranks || exit 1
     done
-    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
-        timeout 180 python3 test/gpu/cases.py || exit 1
-    HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake \
-        timeout 90 python3 test/gpu/beside.py || exit 1
+    timeout 180 python3 test/gpu/cases.py || exit 1
+    timeout 90 python3 test/gpu/beside.py || exit 1
 fi
 if command -v compute-sanitizer >/dev/null; then
     # Small shapes, phases one after the other: checked kernels are too slow to wait for each other.
@@ -40,6 +38,4 @@ timeout 30 "$build/gpu_ring"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1
-timeout 120 "$build/gpu_micro"
-status=$?
-[ $status = 0 ] || [ $status = 77 ]
+timeout 120 "$build/../../heddle" perf --micro

@@ -40,6 +40,7 @@ enum hdl_status gpu_describe(int ordinal, struct gpu_info *info)
     enum hdl_status s = gpu_check(cu->device_get(&device, ordinal), "cuDeviceGet");
     if (s)
         return s;
+    info->id = device;
     if (cu->device_name(info->name, sizeof(info->name), device) ||
         cu->device_bus(info->bus, sizeof(info->bus), device) ||
         cu->device_memory(&bytes, device))
@@ -71,8 +72,8 @@ static enum hdl_status load_kernels(struct gpu_device *d)
         gpu_check(error, "cuModuleLoadData");
         return base_fail(HDL_ENOTSUP,
                          "kernels for %s do not load on device %d (sm_%d%d): %s",
-                         gpu_kernels_architectures, d->id, d->info.major, d->info.minor,
-                         base_detail());
+                         gpu_kernels_architectures, d->info.id, d->info.major,
+                         d->info.minor, base_detail());
     }
     return HDL_OK;
 }
@@ -97,14 +98,12 @@ enum hdl_status gpu_device_open(struct base_env *env, int ordinal, struct gpu_de
     if (ordinal < 0 || ordinal >= gpu_count())
         return base_fail(HDL_EINVAL, "device %d of %d", ordinal, gpu_count());
     enum hdl_status s = gpu_describe(ordinal, &d->info);
-    if (s == HDL_OK)
-        s = gpu_check(cu->device_get(&d->id, ordinal), "cuDeviceGet");
     if (s)
         return s;
-    d->shared_bytes = attribute(cu, GPU_ATTR_SHARED_OPTIN, d->id);
-    d->vmm =
-        attribute(cu, GPU_ATTR_VMM, d->id) && attribute(cu, GPU_ATTR_FD_HANDLES, d->id);
-    s = gpu_check(cu->primary_retain(&d->ctx, d->id), "cuDevicePrimaryCtxRetain");
+    d->shared_bytes = attribute(cu, GPU_ATTR_SHARED_OPTIN, d->info.id);
+    d->vmm = attribute(cu, GPU_ATTR_VMM, d->info.id) &&
+             attribute(cu, GPU_ATTR_FD_HANDLES, d->info.id);
+    s = gpu_check(cu->primary_retain(&d->ctx, d->info.id), "cuDevicePrimaryCtxRetain");
     if (s)
         return s;
     s = gpu_enter(d);
@@ -118,7 +117,7 @@ enum hdl_status gpu_device_open(struct base_env *env, int ordinal, struct gpu_de
         goto release;
     return HDL_OK;
 release:
-    cu->primary_release(d->id);
+    cu->primary_release(d->info.id);
     d->ctx = NULL;
     return s;
 }
@@ -131,7 +130,7 @@ void gpu_device_close(struct gpu_device *d)
         unload_kernels(d);
         gpu_leave(d);
     }
-    d->driver->primary_release(d->id);
+    d->driver->primary_release(d->info.id);
     d->ctx = NULL;
 }
 

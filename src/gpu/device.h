@@ -14,6 +14,7 @@ struct gpu_info {
     char name[96];
     char bus[32];
     uint64_t memory_bytes;
+    int id; /* of the driver */
     int major, minor, multiprocessors;
     uint64_t linked;  /* bit d: device d is reached by a direct link (NVLink) */
     uint64_t reached; /* bit d: device d's memory can be accessed */
@@ -24,7 +25,6 @@ struct gpu_device {
     struct base_env *env;
     struct gpu_ctx *ctx; /* the primary one, which the CUDA runtime and torch use too */
     struct gpu_module *module[GPU_MAX_IMAGES];
-    int id;
     struct gpu_info info;
     int shared_bytes; /* most that a block can have */
     bool vmm;         /* allocations can be exported as file descriptors */

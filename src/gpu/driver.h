@@ -65,6 +65,7 @@ enum {
     GPU_ATTR_FD_HANDLES = 103,
     GPU_ATTR_SHARED_OPTIN = 97,
     GPU_FUNCTION_SHARED_BYTES = 8,
+    GPU_LAUNCH_TOGETHER = 2,    /* cooperative: all blocks at once, or none */
     GPU_LAUNCH_EARLY = 6,       /* programmatic stream serialization */
     GPU_PEER_ACCESS = 2,        /* CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED */
     GPU_PEER_NATIVE_ATOMIC = 3, /* hardware link with atomics: NVLink */

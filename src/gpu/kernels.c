@@ -7,20 +7,9 @@
 #ifdef GPU_ARCHITECTURES
 #include "gpu/kernels_stamp.h"
 
-/* The assembler reads the file: a C array of its size would take the compiler minutes. */
-#define IMAGE(name, file)                                                                \
-    __asm__(".section .rodata\n"                                                         \
-            ".balign 64\n"                                                               \
-            ".hidden " #name "\n"                                                        \
-            ".global " #name "\n" #name ":\n"                                            \
-            ".incbin \"" file "\"\n"                                                     \
-            ".balign 16\n"                                                               \
-            ".text\n");                                                                  \
-    extern const unsigned char name[];
-
-IMAGE(gpu_image_dispatch, GPU_FATBIN_DISPATCH)
-IMAGE(gpu_image_combine, GPU_FATBIN_COMBINE)
-IMAGE(gpu_image_mask, GPU_FATBIN_MASK)
+GPU_EMBED(gpu_image_dispatch, GPU_FATBIN_DISPATCH)
+GPU_EMBED(gpu_image_combine, GPU_FATBIN_COMBINE)
+GPU_EMBED(gpu_image_mask, GPU_FATBIN_MASK)
 
 const struct gpu_image gpu_kernel_images[GPU_MAX_IMAGES + 1] = {
     {gpu_image_dispatch, "moe_dispatch_"},

@@ -13,7 +13,7 @@ static struct gpu_mem_prop prop_of(const struct gpu_device *d)
     p.type = GPU_MEM_PINNED;
     p.handle_types = GPU_HANDLE_FD;
     p.location_type = GPU_LOCATION_DEVICE;
-    p.location_id = d->id;
+    p.location_id = d->info.id;
     return p;
 }
 
@@ -24,7 +24,7 @@ static enum hdl_status no_memory(const struct gpu_device *d, int error, const ch
     enum hdl_status s = gpu_check(error, what);
     if (!d->driver->mem_info(&unused, &total))
         base_fail_append(" (%zu bytes asked, %zu of %zu free on device %d)", bytes,
-                         unused, total, d->id);
+                         unused, total, d->info.id);
     return s;
 }
 
@@ -36,7 +36,7 @@ enum hdl_status gpu_block_reserve(const struct gpu_device *d, size_t bytes,
     memset(block, 0, sizeof(*block));
     if (!d->vmm)
         return base_fail(HDL_ENOTSUP, "device %d cannot export memory as descriptors",
-                         d->id);
+                         d->info.id);
     enum hdl_status s = gpu_enter(d);
     if (s)
         return s;
@@ -57,7 +57,8 @@ static enum hdl_status map_handle(const struct gpu_device *d, struct gpu_block *
                                   uint64_t handle)
 {
     const struct gpu_driver *cu = d->driver;
-    struct gpu_mem_access access = {GPU_LOCATION_DEVICE, d->id, GPU_ACCESS_READ_WRITE};
+    struct gpu_mem_access access = {GPU_LOCATION_DEVICE, d->info.id,
+                                    GPU_ACCESS_READ_WRITE};
     enum hdl_status s =
         gpu_check(cu->mem_map(block->address, block->bytes, 0, handle, 0), "cuMemMap");
     if (s)

@@ -29,6 +29,7 @@ static_assert(offsetof(gpu_launch, attributes) == offsetof(CUlaunchConfig, attrs
 static_assert(sizeof(gpu_launch_attribute) == sizeof(CUlaunchAttribute), "attribute");
 static_assert(offsetof(gpu_launch_attribute, value) == offsetof(CUlaunchAttribute, value),
               "value of an attribute");
+static_assert((int)GPU_LAUNCH_TOGETHER == (int)CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "");
 static_assert((int)GPU_LAUNCH_EARLY ==
                   (int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
               "");

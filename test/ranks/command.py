@@ -46,7 +46,7 @@ def test_help():
     commands = re.findall(r"^  (\w+) ", done.stdout, re.M)[:-2]  # but help and version
     manual = MANUAL.read_text(encoding="utf-8").replace("*", "")
     check(len(commands) >= 7, "commands", done)
-    for command in [[c] for c in commands] + [["perf", "moe"], ["perf", "recovery"]]:
+    for command in [[c] for c in commands] + [["perf", "moe"], ["perf", "recovery"], ["perf", "--micro"]]:
         done = heddle(*command, "--help")
         check(done.returncode == 0 and "usage: heddle " + command[0] in done.stdout, f"{command} --help", done)
         check(heddle("help", *command).stdout == done.stdout, f"help {command}")
@@ -57,8 +57,8 @@ def test_help():
     for args in (["nonsense"], ["perf"], ["perf", "nonsense"], ["perf", "allreduce", "--bytes", "8,x"], ["run", "-n", "0", "a"],
                  ["run", "a"], ["run", "-n", "2"], ["perf", "barrier", "-n", "x"], ["info", "x"], ["demo", "a", "b"],
                  ["perf", "allreduce", "--transport", "pigeon"], ["perf", "moe", "--dtype", "f16"],
-                 ["perf", "recovery", "--transport", "pigeon"], ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"],
-                 ["coordinator", "--listen", "here"]):
+                 ["perf", "recovery", "--transport", "pigeon"], ["perf", "--micro", "pigeon"],
+                 ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"], ["coordinator", "--listen", "here"]):
         done = heddle(*args)
         check(done.returncode == 2 and done.stderr.count("\n") == 1, " ".join(args), done)
 

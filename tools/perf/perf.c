@@ -12,6 +12,7 @@
 #include "tools/options.h"
 #include "tools/perf/algorithm.h"
 #include "tools/perf/job.h"
+#include "tools/perf/micro_bench.h"
 #include "tools/perf/ops.h"
 #include "tools/perf/recovery.h"
 
@@ -36,6 +37,7 @@ static const char *const more =
     "sendrecv (each rank to the next) pingpong (ranks 0 and 1; half a round trip)\n"
     "recovery (losses and admissions: see heddle perf recovery --help)\n"
     "dispatch combine moe (mixture of experts: see heddle perf moe --help)\n"
+    "--micro (what GPU kernels stand on: see heddle perf --micro --help)\n"
     "\n"
     "Started by a launcher (RANK and WORLD_SIZE are set) it takes part as that rank.\n"
     "An iteration takes as long as on its slowest rank. bytes and busbw follow "
@@ -266,6 +268,9 @@ static int start(struct perf *perf, int argc, char **argv, int first)
 
 int command_perf(int argc, char **argv)
 {
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--micro") == 0)
+            return perf_micro(argc, argv);
     if (command_perf_is_moe(argc, argv))
         return command_perf_moe(argc, argv);
     if (argc > 1 && strcmp(argv[1], "recovery") == 0)
