@@ -971,14 +971,14 @@ struct hdl_moe_state {
     uint64_t incomplete_calls;
     uint64_t stale_drops; /* headers, rows or lines of another step that were ignored */
     enum hdl_status last_error; /* of the last failed step, HDL_OK if none */
-    int64_t error_token;        /* its token, position and value where an id was wrong; */
-    int64_t error_position;     /* else -1 */
-    int64_t error_value;
+    /* its token, position and value where an id was wrong, else -1 */
+    int64_t error_token, error_position, error_value;
     /* HDL_MOE_CUDA: wait_ns of headers alone, bytes with the flags among them */
     uint64_t *expert_rows; /* in: [L] or NULL: rows received, by own expert */
     uint64_t *wait_ns;     /* in: [R] or NULL: time that this rank waited for each */
     uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */
-    uint64_t *bytes_received; /* in: [R] or NULL */
+    uint64_t *bytes_received;                                  /* in: [R] or NULL */
+    enum hdl_moe_protocol dispatch_protocol, combine_protocol; /* HDL_MOE_CUDA: in use */
 };
 /* Fills *state. Local; HDL_EINVAL if state is NULL. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_moe_status(const struct hdl_moe *moe,

@@ -441,6 +441,8 @@ class MoeState(Sized):
         ("wait_ns", c_void_p),
         ("bytes_sent", c_void_p),
         ("bytes_received", c_void_p),
+        ("dispatch_protocol", c_int),
+        ("combine_protocol", c_int),
     ]
 
 

@@ -468,6 +468,8 @@ class Moe(Object):
         _error.check(self.call(lib.hdl_moe_status, state))
         found = state.values() | {name: list(array) for name, array in per_rank.items()}
         found["last_error"] = Status(state.last_error)
+        for name in ("dispatch_protocol", "combine_protocol"):
+            found[name] = MoeProtocol(found[name])
         found["expert_rows"] = list(expert_rows)[: self.local_experts]
         return found
 

@@ -338,6 +338,8 @@ enum hdl_status moe_exchange_status(const struct hdl_moe *m, struct hdl_moe_stat
     s.error_token = m->error[0];
     s.error_position = m->error[1];
     s.error_value = m->error[2];
+    s.dispatch_protocol = m->protocol[0];
+    s.combine_protocol = m->protocol[1];
     copy_counters(s.expert_rows, m->expert_rows, m->local);
     copy_counters(s.wait_ns, m->wait_ns, m->config.shape.ranks);
     copy_counters(s.bytes_sent, m->bytes_sent, m->config.shape.ranks);

@@ -199,6 +199,7 @@ struct hdl_moe {
     float *sum;               /* [H] */
     /* counters */
     uint64_t failed_steps, incomplete_calls, stale_drops;
+    enum hdl_moe_protocol protocol[2]; /* of GPUs' dispatch, combine */
     enum hdl_status last_error;
     int64_t error[3]; /* token, position, value */
     uint64_t *expert_rows, *wait_ns, *bytes_sent, *bytes_received;

@@ -360,5 +360,7 @@ enum hdl_status moe_gpu_call_status(const struct hdl_moe *exchange)
         return status;
     m->next = steps;
     m->incomplete_calls = incomplete;
+    for (int i = 0; i < 2; i++)
+        m->protocol[i] = moe_gpu_protocol(m->link->gpu, i);
     return HDL_OK;
 }

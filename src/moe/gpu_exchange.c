@@ -105,6 +105,19 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     return HDL_OK;
 }
 
+enum hdl_moe_protocol moe_gpu_protocol(const struct moe_gpu *g, bool combine)
+{
+    (void)g;
+    (void)combine;
+    return HDL_MOE_LL;
+}
+
+const char *moe_protocol_name(enum hdl_moe_protocol protocol)
+{
+    static const char *const names[] = {"auto", "LL", "CHUNK", "BULK"};
+    return names[protocol];
+}
+
 /* ------------------------------------------------------------------------ kernels */
 
 static const char *dispatch_name(const struct moe_config *c)

@@ -49,6 +49,11 @@ struct moe_gpu_opts {
 enum hdl_status moe_gpu_geometry_init(const struct moe_config *config,
                                       struct moe_gpu_geometry *geo);
 
+/* How rows of this exchange cross in dispatch, in combine. */
+enum hdl_moe_protocol moe_gpu_protocol(const struct moe_gpu *gpu, bool combine);
+/* "LL", "CHUNK", "BULK"; "auto" of exchanges without GPUs. */
+const char *moe_protocol_name(enum hdl_moe_protocol protocol);
+
 enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,
                                struct moe_gpu **gpu);
 /* Ends waits of kernels in flight. NULL is legal. */

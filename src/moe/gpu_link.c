@@ -223,13 +223,15 @@ enum hdl_status moe_gpu_link_create(struct hdl_group *group,
     }
     m->generation = newest->generation + 1;
     moe_exchange_start_at(m, newest->step + 1);
-    group_watch_views(group, &m->link->watch, view_changed);
-    view_changed(&m->link->watch.job);
+    struct moe_gpu_link *l = m->link;
+    group_watch_views(group, &l->watch, view_changed);
+    view_changed(&l->watch.job);
     base_log_info(m->env,
-                  "exchange on device %d: path cuda, protocol LL, %u ranks, %" PRIu64
-                  " bytes of device memory",
-                  opts->cuda_device, m->config.shape.ranks,
-                  m->link->gpu->geo.total_bytes);
+                  "exchange on device %d: path cuda, dispatch by %s, combine by %s, %u "
+                  "ranks, %" PRIu64 " bytes of device memory",
+                  opts->cuda_device, moe_protocol_name(moe_gpu_protocol(l->gpu, false)),
+                  moe_protocol_name(moe_gpu_protocol(l->gpu, true)), l->base.ranks,
+                  l->gpu->geo.total_bytes);
     *moe = m;
     return HDL_OK;
 }

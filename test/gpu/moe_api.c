@@ -409,6 +409,8 @@ static void counted(void)
         if (i)
             compare(&c, self.ranks);
         OK(hdl_moe_status(self.moe, &state));
+        CHECK(state.dispatch_protocol != HDL_MOE_AUTO &&
+              state.combine_protocol != HDL_MOE_AUTO);
     }
     const int32_t *counts = (const int32_t *)self.r->buffer[BUF_COUNTS].host;
     const int32_t *from = (const int32_t *)self.r->buffer[BUF_SOURCE_COUNTS].host;

@@ -22,7 +22,7 @@ struct perf_moe {
     const char *op;
     int64_t hidden, topk, experts;
     struct tool_sizes tokens;
-    const char *dtype, *layout, *routing, *phases, *compare, *device;
+    const char *dtype, *layout, *routing, *phases, *compare, *device, *protocol;
     int64_t blocks;   /* of a kernel, 0 = all multiprocessors */
     double copy_GBps; /* of all ranks together, read and written */
     double small_us;  /* all_reduce of 8 B, p50 */
@@ -323,6 +323,7 @@ static enum hdl_status run_usual(struct perf_moe *p, struct moe_bench *b, bool d
 
 #define DTYPES "bf16|f32|fp8"
 #define LAYOUTS "3d|flat|rank|indexed"
+#define PROTOCOLS "auto|ll|chunk|bulk"
 
 static int run_tokens(struct perf_moe *p, int64_t tokens)
 {
@@ -374,6 +375,7 @@ static int run_cuda(struct perf_moe *p)
         .nccl = p->compare != NULL,
         .fp8 = dtype == 2,
         .layout = (enum hdl_moe_layout)tool_choice(LAYOUTS, p->layout),
+        .protocol = (enum hdl_moe_protocol)tool_choice(PROTOCOLS, p->protocol),
         .tokens = tokens,
         .num_tokens = (int64_t)p->tokens.count,
     };
@@ -434,6 +436,7 @@ static const struct perf_moe defaults = {
     .routing = "uniform",
     .phases = "fused",
     .device = "cpu",
+    .protocol = "auto",
     .tokens = {4, {1, 16, 128, 1024}},
 };
 
@@ -463,6 +466,8 @@ int command_perf_moe(int argc, char **argv)
          "where rows lie; cuda = a GPU for each rank, steps in graphs (default cpu)"},
         {0, "blocks", TOOL_INT, &p.blocks, 1, "B",
          "multiprocessors that a kernel may take (default all)"},
+        {0, "protocol", TOOL_CHOICE, &p.protocol, 0, PROTOCOLS,
+         "how rows cross between GPUs (default auto, by size)"},
         {0, "compare", TOOL_CHOICE, &p.compare, 0, "alltoall",
          "also by counts and all_to_all_v, and by a dense all_to_all; on GPUs by NCCL's "
          "all_to_all"},

@@ -33,7 +33,9 @@ struct bench {
     struct gpu_event *begin, *end;
     struct gpu_graph_exec *exec;
     int64_t tokens;
-    int64_t most; /* rows that a rank sends to others, or gets of them, at most */
+    int64_t most;   /* rows that a rank sends to others, or gets of them, at most */
+    int64_t remote; /* rows that this rank sends to others */
+    int64_t wire[3], least[3]; /* bytes of all ranks: dispatch, combine, both */
     uint64_t rows, ids, weights, out, scales, outputs, result, trace;
     float *want; /* [T] sum of the weights */
     uint64_t *words;
@@ -56,7 +58,7 @@ static enum hdl_status count_rows(struct bench *b, int64_t remote, int64_t *for_
 {
     const struct perf_job *job = b->o->job;
     enum hdl_status s = HDL_OK;
-    b->most = remote;
+    b->most = b->remote = remote;
     for_rank[job->rank] = 0;
     for (int r = 0; s == HDL_OK && r < job->num_ranks; r++) {
         s = perf_agree(job, &for_rank[r], HDL_SUM);
@@ -151,11 +153,18 @@ static enum hdl_status check_results(struct bench *b, bool *good)
     return s;
 }
 
+/* Bytes of a row of dispatch, of combine. */
+static double row_bytes(const struct bench *b, int op)
+{
+    const struct moe_shape *shape = &b->moe->config.shape;
+    return op ? (double)b->o->hidden * 2
+              : (double)shape->row_elem * (double)b->o->hidden + shape->row_scales;
+}
+
 /* ----------------------------------------------------------------------------- graphs */
 
-static enum hdl_status launch_pairs(struct bench *b)
+static enum hdl_status launch(struct bench *b, bool combine, uint64_t trace)
 {
-    enum hdl_status s = HDL_OK;
     const struct moe_gpu_tokens tokens = {.rows = (void *)b->rows,
                                           .ids = (void *)b->ids,
                                           .weights = (float *)b->weights,
@@ -164,16 +173,56 @@ static enum hdl_status launch_pairs(struct bench *b)
                                               .scales = (void *)b->scales};
     const struct moe_gpu_result result = {.expert_out = (void *)b->outputs,
                                           .rows = (void *)b->result};
-    struct moe_gpu_call call = {.phase = MOE_GPU_SEND | MOE_GPU_RECV,
-                                .timeout_ns = UINT64_C(10000000000),
-                                .trace = b->trace,
-                                .stream = b->stream};
-    for (int n = 0; s == HDL_OK && n < PAIRS; n++) {
-        s = moe_gpu_dispatch(b->gpu, &call, &tokens, &received);
-        call.trace += trace_words * 8;
+    const struct moe_gpu_call call = {.phase = MOE_GPU_SEND | MOE_GPU_RECV,
+                                      .timeout_ns = UINT64_C(10000000000),
+                                      .trace = trace,
+                                      .stream = b->stream};
+    return combine ? moe_gpu_combine(b->gpu, &call, &result)
+                   : moe_gpu_dispatch(b->gpu, &call, &tokens, &received);
+}
+
+static enum hdl_status launch_pairs(struct bench *b)
+{
+    enum hdl_status s = HDL_OK;
+    for (uint64_t n = 0; s == HDL_OK && n < 2 * PAIRS; n++)
+        s = launch(b, n & 1, b->trace + n * trace_words * 8);
+    return s;
+}
+
+/* Bytes that this rank sent to others so far, as its device counted them. */
+static enum hdl_status count_sent(struct bench *b, int64_t *bytes)
+{
+    uint64_t sent[MOE_GPU_MAX_RANKS] = {0};
+    struct hdl_moe_state state = {.size = sizeof(state), .bytes_sent = sent};
+    enum hdl_status s = gpu_check(b->cu->stream_sync(b->stream), "a step");
+    if (s == HDL_OK)
+        s = hdl_moe_status(b->moe, &state);
+    *bytes = 0;
+    for (int r = 0; r < b->o->job->num_ranks; r++)
+        *bytes += r != b->o->job->rank ? (int64_t)sent[r] : 0;
+    return s;
+}
+
+/* One step's bytes of all ranks beside the least; what came must hold what had to. */
+static enum hdl_status count_bytes(struct bench *b, bool *good)
+{
+    enum hdl_status s = HDL_OK;
+    for (int i = 0; s == HDL_OK && i < 2; i++) {
+        int64_t before = 0, after = 0;
+        s = count_sent(b, &before);
         if (s == HDL_OK)
-            s = moe_gpu_combine(b->gpu, &call, &result);
-        call.trace += trace_words * 8;
+            s = launch(b, i, 0);
+        if (s == HDL_OK)
+            s = count_sent(b, &after);
+        b->wire[i] = after - before;
+        b->least[i] = (int64_t)((double)b->remote * row_bytes(b, i));
+        if (s == HDL_OK)
+            s = perf_agree(b->o->job, &b->wire[i], HDL_SUM);
+        if (s == HDL_OK)
+            s = perf_agree(b->o->job, &b->least[i], HDL_SUM);
+        *good = *good && b->wire[i] >= b->least[i];
+        b->wire[2] += b->wire[i];
+        b->least[2] += b->least[i];
     }
     return s;
 }
@@ -249,7 +298,8 @@ static enum hdl_status open_bench(struct bench *b)
                                       .lanes = 1,
                                       .memory = HDL_MOE_CUDA,
                                       .cuda_device = o->job->rank % gpu_count(),
-                                      .cuda_blocks = (int32_t)o->blocks};
+                                      .cuda_blocks = (int32_t)o->blocks,
+                                      .protocol = o->protocol};
     enum hdl_status s = hdl_moe_create(o->job->group, &opts, &b->moe);
     if (s != HDL_OK)
         return s;
@@ -296,28 +346,44 @@ static void close_bench(struct bench *b)
     free(b->want);
 }
 
-/* Bytes of a row of dispatch, of combine. */
-static double row_bytes(const struct bench *b, int op)
+/* "LL"; "LL+BULK" of a pair whose halves differ. */
+static const char *protocol_text(const struct bench *b, int op)
 {
-    const struct moe_shape *shape = &b->moe->config.shape;
-    return op ? (double)b->o->hidden * 2
-              : (double)shape->row_elem * (double)b->o->hidden + shape->row_scales;
+    static char both[32];
+    const char *of[2];
+    for (int i = 0; i < 2; i++)
+        of[i] = moe_protocol_name(moe_gpu_protocol(b->gpu, i));
+    if (op < 2 || of[0] == of[1])
+        return of[op & 1];
+    (void)snprintf(both, sizeof(both), "%s+%s", of[0], of[1]);
+    return both;
 }
 
+/* What a row of the table says of bytes. */
+struct bytes {
+    int64_t wire, least; /* of all ranks */
+    double busiest;      /* least of the rank that sends or gets most */
+};
+
 static void print_row(const struct bench *b, const char *op, const struct perf_times *t,
-                      double bytes, const char *checked)
+                      const struct bytes *bytes, const char *protocol,
+                      const char *checked)
 {
-    double gbps = bytes / t->p50_us * 1e-3;
+    double gbps = bytes->busiest / t->p50_us * 1e-3;
     if (b->o->job->rank != 0)
         return;
     if (b->o->job->json)
-        printf("{\"op\": \"%s\", \"tokens\": %lld, \"p50_us\": %.2f, \"p99_us\": "
-               "%.2f, \"least_bytes\": %.0f, \"GBps\": %.1f, \"checked\": %s}\n",
-               op, (long long)b->tokens, t->p50_us, t->p99_us, bytes, gbps,
+        printf("{\"op\": \"%s\", \"ranks\": %d, \"transport\": \"cuda\", \"protocol\": "
+               "\"%s\", \"tokens\": %lld, \"p50_us\": %.2f, \"p99_us\": %.2f, "
+               "\"wire_bytes\": %lld, \"min_bytes\": %lld, \"GBps\": %.1f, "
+               "\"checked\": %s}\n",
+               op, b->o->job->num_ranks, protocol, (long long)b->tokens, t->p50_us,
+               t->p99_us, (long long)bytes->wire, (long long)bytes->least, gbps,
                strcmp(checked, "yes") == 0 ? "true" : "false");
     else
-        printf("%-15s %7lld %9.2f %9.2f %12.0f %8.1f %s\n", op, (long long)b->tokens,
-               t->p50_us, t->p99_us, bytes, gbps, checked);
+        printf("%-15s %-8s %7lld %9.2f %9.2f %12lld %12lld %8.1f %s\n", op, protocol,
+               (long long)b->tokens, t->p50_us, t->p99_us, (long long)bytes->wire,
+               (long long)bytes->least, gbps, checked);
     (void)fflush(stdout);
 }
 
@@ -335,13 +401,15 @@ static enum hdl_status measure_nccl(struct bench *b, struct perf_nccl *nccl)
         double rows = i < 2 ? (double)b->most / (ranks > 1 ? ranks - 1 : 1)
                             : (double)(b->tokens * b->o->experts / ranks);
         double bytes = ceil(rows * row_bytes(b, i & 1));
+        const double sent = bytes * (ranks - 1);
+        const struct bytes moved = {(int64_t)(sent * ranks), b->least[i & 1], sent};
         struct perf_times t;
         if (bytes * ranks > most || bytes < 1)
             continue;
         s = perf_nccl_measure(nccl, (size_t)bytes,
                               b->o->replays < FEW ? b->o->replays : FEW, &t);
         if (s == HDL_OK)
-            print_row(b, names[i], &t, bytes * (ranks - 1), "no");
+            print_row(b, names[i], &t, &moved, "NCCL", "no");
     }
     return s;
 }
@@ -371,6 +439,8 @@ static enum hdl_status measure(struct bench *b, bool *good)
         s = replay(b);
     }
     if (s == HDL_OK)
+        s = count_bytes(b, good);
+    if (s == HDL_OK)
         s = check_results(b, good);
     for (int i = 0; s == HDL_OK && i < 3; i++)
         s = perf_agree_times(b->o->job, b->samples[i], b->count[i], &times[i]);
@@ -378,9 +448,12 @@ static enum hdl_status measure(struct bench *b, bool *good)
     if (s == HDL_OK)
         s = perf_agree(b->o->job, &wrong, HDL_MAX);
     *good = wrong == 0;
-    for (int i = 0; s == HDL_OK && i < 3; i++)
-        print_row(b, names[i], &times[i], i < 2 ? (double)b->most * row_bytes(b, i) : 0,
+    for (int i = 0; s == HDL_OK && i < 3; i++) {
+        const struct bytes bytes = {b->wire[i], b->least[i],
+                                    i < 2 ? (double)b->most * row_bytes(b, i) : 0};
+        print_row(b, names[i], &times[i], &bytes, protocol_text(b, i),
                   *good ? "yes" : "WRONG");
+    }
     return s == HDL_OK && b->o->nccl ? compare_nccl(b) : s;
 }
 
@@ -390,13 +463,13 @@ int moe_cuda_run(const struct moe_cuda_opts *o)
     if (gpu_count() == 0)
         return tool_failed("%s", base_detail());
     if (o->job->rank == 0 && !o->job->json)
-        printf("# %d ranks, hidden %lld, top-k %lld, experts %lld, %s; %lld replays of "
-               "%d steps, kernel times; pair: both from end to end\n%-15s %7s %9s %9s "
-               "%12s %8s %s\n",
-               o->job->num_ranks, (long long)o->hidden, (long long)o->topk,
+        printf("# %d ranks on %d GPUs, hidden %lld, top-k %lld, experts %lld, %s; %lld "
+               "replays of %d steps, kernel times; pair: both from end to end; bytes of "
+               "all ranks between them\n%-15s %-8s %7s %9s %9s %12s %12s %8s %s\n",
+               o->job->num_ranks, gpu_count(), (long long)o->hidden, (long long)o->topk,
                (long long)o->experts, o->fp8 ? "fp8" : "bf16", (long long)o->replays,
-               PAIRS, "op", "tokens", "p50_us", "p99_us", "least_bytes", "GBps",
-               "checked");
+               PAIRS, "op", "protocol", "tokens", "p50_us", "p99_us", "wire_bytes",
+               "min_bytes", "GBps", "checked");
     for (int64_t i = 0; i < o->num_tokens; i++) {
         struct bench b = {.o = o, .tokens = o->tokens[i]};
         enum hdl_status s = open_bench(&b);

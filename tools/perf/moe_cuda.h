@@ -12,6 +12,7 @@ struct moe_cuda_opts {
     bool fp8;
     bool nccl; /* also NCCL's all_to_all, if there is one */
     enum hdl_moe_layout layout;
+    enum hdl_moe_protocol protocol;
     const int64_t *tokens;
     int64_t num_tokens;
 };
