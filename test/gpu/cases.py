@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Hard cases of Buffer and Moe on GPUs: full memory, offsets above 2^31, a busy GPU, 10,000 mixed replays.
+"""Hard cases of Buffer and Moe on GPUs: full memory, offsets above 2^31, a busy GPU, a host that never waits, mixed replays.
 
 usage: cases.py [RANKS]
 """
@@ -8,6 +8,7 @@ usage: cases.py [RANKS]
 import os
 import random
 import sys
+import time
 
 import buffer
 import torch
@@ -31,7 +32,9 @@ def exchange(experts: int, top_k: int, hidden: int, tokens: int) -> heddle.Moe:
 def full_memory() -> None:
     """Creation says what was asked and what is free, on all ranks, and succeeds when there is room again."""
     torch.cuda.empty_cache()
-    hog = torch.empty(torch.cuda.mem_get_info()[0] - (96 << 20), dtype=torch.uint8, device="cuda")
+    dist.barrier()
+    first = dist.get_rank() < torch.cuda.device_count()  # of the ranks that share its GPU
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - (96 << 20) if first else 0, dtype=torch.uint8, device="cuda")
     dist.barrier()
     try:
         exchange(64, 8, 7168, 4096)
@@ -104,6 +107,36 @@ def busy_gpu(layer: heddle.torch.Buffer) -> None:
     say(f"{steps} steps beside products that fill the GPU")
 
 
+def no_waiting(layer: heddle.torch.Buffer) -> None:
+    """Steps are queued behind a kernel that runs for long: the host never waits, counts are read on the device only."""
+    x, ids, weights = (t.cuda() for t in inputs(300, M))
+
+    def layer_step() -> torch.Tensor:
+        (rows, _), counts, handle, _, _ = layer.dispatch(x, ids, None, M, E, topk_weights=weights)
+        there = torch.arange(rows.size(1), device="cuda") < counts[:, None]
+        outputs = torch.where(there[:, :, None], rows.float(), 0).to(torch.bfloat16)
+        return layer.combine(outputs, ids, weights, None, -1, handle)[0]
+
+    cpu = inputs(300, M)
+    (rows, _), _, handle, _, _ = layer.dispatch(cpu[0], cpu[1], None, M, E, topk_weights=cpu[2])
+    wanted = layer.combine(rows.float().to(torch.bfloat16), cpu[1], cpu[2], None, -1, handle)[0]
+    for _ in range(20):
+        layer_step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda._sleep(2_000_000_000)  # cycles: a second
+    start = time.monotonic()
+    sums = [layer_step() for _ in range(20)]
+    took = time.monotonic() - start
+    busy = not torch.cuda.current_stream().query()
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    assert busy, f"20 steps were queued after {took:.2f} s only"
+    for got in sums:
+        same("sums of a queued step", got, wanted)
+    say(f"20 steps queued in {took * 1e3:.1f} ms behind a kernel that still ran")
+
+
 def mixed_graphs(layer: heddle.torch.Buffer) -> None:
     """8 graphs with as many numbers of tokens, of one buffer, replayed in mixed order."""
     graphs, outs, wanted = [], [], []
@@ -135,11 +168,11 @@ def rank_main() -> None:
     layer = heddle.torch.Buffer(dist.group.WORLD)
     for seed in range(2):
         step(layer, "cuda", seed, "plain", True, False)
+    no_waiting(layer)
     mixed_graphs(layer)
     busy_gpu(layer)
-    if dist.get_world_size() <= torch.cuda.device_count():
-        large_offsets()
-        full_memory()
+    large_offsets()
+    full_memory()
     dist.barrier()
     layer.close()
     dist.destroy_process_group()
