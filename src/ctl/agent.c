@@ -143,13 +143,11 @@ static void hello(struct ctl_agent *agent)
         bool running = group->state == AGENT_RUNNING;
         if (group->id != 0 && group->state != AGENT_FAILED)
             hello->groups[hello->num_groups++] =
-                (struct ctl_group_state){group->id, running ? group->view->epoch : 0,
-                                         group->frozen ? group->ballot : 0};
+                (struct ctl_group_state){group->id, running ? group->view->epoch : 0};
     }
     hello->magic = CTL_WIRE_MAGIC;
     hello->version = CTL_WIRE_VERSION;
     hello->rank = agent->options.job_rank;
-    hello->num_ranks = agent->options.num_ranks;
     hello->incarnation = agent->options.incarnation;
     hello->rank_epoch = agent->rank_epoch;
     hello->term = agent->term;

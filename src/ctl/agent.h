@@ -9,7 +9,6 @@ struct ctl_agent;
 
 struct ctl_agent_options {
     uint32_t job_rank;
-    uint32_t num_ranks;
     uint64_t incarnation; /* random, one per process start */
     uint64_t host_id;     /* boot id + namespace ids, hashed: equal = same host */
     int32_t pid;

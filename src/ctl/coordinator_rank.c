@@ -95,8 +95,6 @@ static void welcome(struct ctl_coordinator *c, struct coord_rank *rank,
                                  .rank_epoch = rank->rank_epoch,
                                  .epoch = ctl_epoch(c->term, 0),
                                  .settings = {.dead_after_ns = c->options.dead_after_ns,
-                                              .grace_ns = c->options.grace_ns,
-                                              .num_ranks = c->options.num_ranks,
                                               .standalone = c->options.standalone,
                                               .collecting = c->collecting}});
 }

@@ -19,7 +19,7 @@
  * there before memory is allocated for it.
  */
 #define CTL_WIRE_MAGIC UINT32_C(0x6c646448) /* "Hddl" */
-#define CTL_WIRE_VERSION 2
+#define CTL_WIRE_VERSION 3
 /* Longest payload to the coordinator and to an agent: a view with all endpoints. */
 #define CTL_FRAME_MAX_UP ((size_t)32 << 20)
 #define CTL_FRAME_MAX_DOWN ((size_t)64 << 20)
@@ -63,15 +63,13 @@ enum ctl_msg_type {
 /* State of a group in HELLO after a reconnection. */
 struct ctl_group_state {
     uint64_t group;
-    uint64_t epoch;  /* newest view */
-    uint64_t ballot; /* frozen in; 0 = not frozen */
+    uint64_t epoch; /* newest view; 0 = not running */
 };
 
 struct ctl_hello {
     uint32_t magic;
     uint32_t version;
     uint32_t rank;
-    uint32_t num_ranks;
     uint64_t incarnation;
     uint64_t rank_epoch; /* 0 on the first connection */
     uint64_t term;       /* highest seen */
@@ -105,8 +103,6 @@ struct ctl_change {
 
 struct ctl_settings {
     int64_t dead_after_ns;
-    int64_t grace_ns;
-    uint32_t num_ranks;
     bool standalone;
     bool collecting; /* just restarted: send STATE of every group */
 };

@@ -11,7 +11,7 @@ enum {
     SLOT_BYTES = 4 + 1 + 6 * 8,
     ATTEMPT_BYTES = 2 * 8,
     OPEN_BYTES = 8 + 4 + 1,
-    STATE_BYTES = 3 * 8,
+    STATE_BYTES = 2 * 8,
     PARAMS_MAX = 256
 };
 
@@ -112,7 +112,6 @@ static void write_hello(struct base_writer *writer, const struct ctl_hello *hell
     base_write_u32(writer, hello->magic);
     base_write_u32(writer, hello->version);
     base_write_u32(writer, hello->rank);
-    base_write_u32(writer, hello->num_ranks);
     base_write_u64(writer, hello->incarnation);
     base_write_u64(writer, hello->rank_epoch);
     base_write_u64(writer, hello->term);
@@ -123,7 +122,6 @@ static void write_hello(struct base_writer *writer, const struct ctl_hello *hell
     for (uint32_t i = 0; i < hello->num_groups; i++) {
         base_write_u64(writer, hello->groups[i].group);
         base_write_u64(writer, hello->groups[i].epoch);
-        base_write_u64(writer, hello->groups[i].ballot);
     }
 }
 
@@ -135,7 +133,6 @@ static void read_hello(struct base_env *env, struct base_reader *reader,
     if (hello->magic != CTL_WIRE_MAGIC || hello->version != CTL_WIRE_VERSION)
         return;
     hello->rank = base_read_u32(reader);
-    hello->num_ranks = base_read_u32(reader);
     hello->incarnation = base_read_u64(reader);
     hello->rank_epoch = base_read_u64(reader);
     hello->term = base_read_u64(reader);
@@ -149,7 +146,6 @@ static void read_hello(struct base_env *env, struct base_reader *reader,
     for (uint32_t i = 0; i < hello->num_groups; i++) {
         hello->groups[i].group = base_read_u64(reader);
         hello->groups[i].epoch = base_read_u64(reader);
-        hello->groups[i].ballot = base_read_u64(reader);
     }
 }
 
@@ -375,7 +371,7 @@ size_t ctl_field_bound(const struct ctl_msg *msg, enum ctl_field field)
     case CTL_FIELD_CHANGE:
         return change_bound(&msg->change);
     case CTL_FIELD_SETTINGS:
-        return 32;
+        return 16;
     default:
         return 8;
     }
@@ -408,8 +404,6 @@ static void write_struct(struct base_writer *writer, const struct ctl_msg *msg,
         break;
     default:
         base_write_u64(writer, (uint64_t)msg->settings.dead_after_ns);
-        base_write_u64(writer, (uint64_t)msg->settings.grace_ns);
-        base_write_u32(writer, msg->settings.num_ranks);
         base_write_u8(
             writer, (uint8_t)(msg->settings.standalone | msg->settings.collecting << 1));
         break;
@@ -496,8 +490,6 @@ static void read_struct(struct base_env *env, struct base_reader *reader,
         break;
     default:
         msg->settings.dead_after_ns = (int64_t)base_read_u64(reader);
-        msg->settings.grace_ns = (int64_t)base_read_u64(reader);
-        msg->settings.num_ranks = base_read_u32(reader);
         read_settings_flags(reader, &msg->settings);
         break;
     }

@@ -18,7 +18,6 @@ enum hdl_status host_agent_open(struct host *host, const struct host_opts *opts)
     memcpy(&host_id, host->identity.host_id, sizeof(host_id));
     struct ctl_agent_options options = {
         .job_rank = (uint32_t)host->rank,
-        .num_ranks = (uint32_t)host->num_ranks,
         .incarnation = host->identity.incarnation,
         .host_id = host_id,
         .pid = host->identity.pid,

@@ -51,7 +51,6 @@ struct host_boot {
     bool standalone;  /* who decides is none of the ranks, and knows nothing of them */
     bool single_host; /* the launcher says so, or the coordinator's address */
     bool has_token;
-    bool derived_token;
     bool token_from_record; /* a newer record's token replaces it */
     uint8_t token[HOST_TOKEN_BYTES];
     char source[32]; /* "torchrun", "Open MPI", ... for messages */

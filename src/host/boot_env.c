@@ -257,7 +257,6 @@ void host_boot_derive_token(struct host_boot *boot)
     }
     (void)crypto_generichash_final(&state, boot->token, HOST_TOKEN_BYTES);
     boot->has_token = true;
-    boot->derived_token = true;
     base_log_info(boot->env,
                   "no token given: derived from the job's public data; who can "
                   "guess that can join (set HEDDLE_TOKEN)");

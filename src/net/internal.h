@@ -134,7 +134,6 @@ struct hdl_window {
     struct base_list node;
     uint8_t *data;
     size_t bytes;
-    size_t mapped_bytes;
     int fd;
     uint64_t id;
     uint64_t key;
@@ -150,7 +149,6 @@ struct hdl_peer_window {
     struct base_list node;
     uint8_t *data; /* mapped: the peer's memory; messaged: NULL */
     size_t bytes;
-    size_t mapped_bytes;
     unsigned access;
     int32_t rank;
     uint64_t rank_epoch;

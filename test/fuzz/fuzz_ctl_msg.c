@@ -31,7 +31,7 @@ static void check_round_trip(struct base_env *env, const uint8_t *data, size_t s
 
 static void to_agent(struct base_env *env, const uint8_t *data, size_t size)
 {
-    struct ctl_agent_options options = {.num_ranks = 4, .socket_name = ""};
+    struct ctl_agent_options options = {.socket_name = ""};
     struct ctl_actions actions = {.env = env};
     struct ctl_agent *agent;
     if (ctl_agent_create(env, &options, 1, &agent) != HDL_OK)

@@ -36,7 +36,7 @@ uint64_t sim_x_of(const struct sim_world *w, uint64_t index)
     return ctl_x(op, index - w->group->first_index[op]);
 }
 
-uint64_t sim_count_upto(const struct sim_world *w, uint64_t x)
+static uint64_t count_upto(const struct sim_world *w, uint64_t x)
 {
     uint64_t op = ctl_x_op(x);
     if (op == 0)
@@ -114,7 +114,7 @@ void sim_plane_free(struct sim_plane *plane)
 static uint64_t own_end(const struct sim_world *w, const struct sim_process *p)
 {
     uint64_t last = p->plane->view->slots[p->plane->slot].last;
-    return last == CTL_X_FOREVER ? w->group->num_chunks : sim_count_upto(w, last);
+    return last == CTL_X_FOREVER ? w->group->num_chunks : count_upto(w, last);
 }
 
 bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p)
@@ -122,7 +122,7 @@ bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p)
     return p->plane->done >= own_end(w, p);
 }
 
-void sim_plane_wake(struct sim_world *w, struct sim_process *p)
+static void wake(struct sim_world *w, struct sim_process *p)
 {
     if (p->plane->scheduled || !p->alive || !p->plane->running || p->plane->over)
         return;
@@ -143,7 +143,7 @@ static void wake_peers(struct sim_world *w, struct sim_process *p)
             struct sim_process *q =
                 p->plane->peers[i * 64 + (uint32_t)__builtin_ctzll(left)];
             if (q && q != p)
-                sim_plane_wake(w, q);
+                wake(w, q);
         }
     }
 }
@@ -174,7 +174,7 @@ static struct ctl_view *spoil(struct sim_world *w, struct sim_process *p,
         if (before && before->absent && before->rank_epoch == slot->rank_epoch)
             slot->last = before->last;
         else if (slot->absent && slot->last != CTL_X_FOREVER) {
-            uint64_t count = sim_count_upto(w, slot->last);
+            uint64_t count = count_upto(w, slot->last);
             if (defect == SIM_LAST_LOW && count > 0)
                 slot->last = position(w, count - 1);
             else if (defect == SIM_LAST_HIGH && count < w->group->num_chunks)
@@ -301,7 +301,7 @@ void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_
         return;
     *place = flag;
     *from = put->from;
-    sim_plane_wake(w, p);
+    wake(w, p);
 }
 
 static bool peer_is_ready(const struct sim_world *w, const struct sim_plane *plane,
@@ -520,7 +520,7 @@ static bool link_failed(const struct sim_world *w, const struct sim_plane *plane
                         uint64_t index)
 {
     return plane->link_failed[sim_op_of(w, index)] &&
-           index >= sim_count_upto(w, plane->view->settled);
+           index >= count_upto(w, plane->view->settled);
 }
 
 static bool may_finish(const struct sim_world *w, const struct sim_process *p)
@@ -531,7 +531,7 @@ static bool may_finish(const struct sim_world *w, const struct sim_process *p)
         return false;
     if (!w->options.messaged)
         return true;
-    if (index < sim_count_upto(w, plane->view->settled))
+    if (index < count_upto(w, plane->view->settled))
         return true;
     if (plane->frozen && index >= plane->answered && !goes_on(w))
         return false;
@@ -690,7 +690,7 @@ void sim_plane_step(struct sim_world *w, struct sim_process *p)
     moved |= try_finish(w, p);
     moved |= try_ready(w, p);
     if (moved)
-        sim_plane_wake(w, p);
+        wake(w, p);
 }
 
 void sim_plane_issue(struct sim_world *w, struct sim_process *p)
@@ -705,7 +705,7 @@ void sim_plane_issue(struct sim_world *w, struct sim_process *p)
         return;
     plane->next++;
     plane->issued = w->group->first_index[plane->next];
-    sim_plane_wake(w, p);
+    wake(w, p);
     sim_push(w, w->now + sim_delay(w) / 2,
              &(struct sim_event){.kind = EV_USER, .process = p->index});
 }
@@ -713,7 +713,7 @@ void sim_plane_issue(struct sim_world *w, struct sim_process *p)
 void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x)
 {
     p->plane->watch = x;
-    if (x == 0 || !p->plane->running || p->plane->done < sim_count_upto(w, x) ||
+    if (x == 0 || !p->plane->running || p->plane->done < count_upto(w, x) ||
         p->plane->next <= ctl_x_op(x))
         return;
     p->plane->watch = 0;
@@ -843,7 +843,7 @@ static void restart_chunks(struct sim_world *w, struct sim_process *p,
     uint64_t from = ctl_view_changed_from(p->plane->view);
     struct sim_plane *plane = p->plane;
     uint64_t keep = from == CTL_X_FOREVER || from == 0 ? w->group->num_chunks
-                                                       : sim_count_upto(w, from - 1);
+                                                       : count_upto(w, from - 1);
     uint64_t first = ctl_x_op(plane->view->slots[plane->slot].first);
     uint64_t start =
         first > w->options.ops ? w->group->num_chunks : w->group->first_index[first];
@@ -877,7 +877,7 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
         return;
     if (w->options.defect == SIM_SKIP_COMMIT && plane->slot == 1) {
         plane->frozen = false;
-        sim_plane_wake(w, p);
+        wake(w, p);
         return;
     }
     for (uint64_t op = view->link_from; op <= view->link_to && op <= w->options.ops; op++)
@@ -899,5 +899,5 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
     ctl_view_unref(older);
     if (p->plane->leaving) /* its last operations may not be its own any more */
         sim_push(w, w->now, &(struct sim_event){.kind = EV_LEAVE, .process = p->index});
-    sim_plane_wake(w, p);
+    wake(w, p);
 }

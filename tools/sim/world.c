@@ -181,7 +181,7 @@ static void coord_do(struct sim_world *w, const struct ctl_action *action)
     }
 }
 
-void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event)
+static void coord(struct sim_world *w, const struct ctl_coordinator_event *event)
 {
     if (!w->coordinator)
         return;
@@ -421,7 +421,6 @@ struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joine
     p->plane = &p->planes[w->group->index];
     p->slowness = base_splitmix_below(&w->random, 4) == 0 ? 12 : 1;
     struct ctl_agent_options options = {.job_rank = job_rank,
-                                        .num_ranks = w->options.ranks,
                                         .incarnation = base_splitmix_next(&w->random) | 1,
                                         .host_id =
                                             1 + job_rank / w->options.ranks_per_host,
@@ -611,26 +610,26 @@ static void coord_event(struct sim_world *w, const struct sim_event *event)
     switch (event->kind) {
     case EV_COORD_TICK:
         if (w->coord_tick_at <= w->now)
-            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+            coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
         break;
     case EV_COORD_OPENED:
         if (conn->coord_open)
-            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
-                                                         .conn = event->conn});
+            coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_OPENED,
+                                                     .conn = event->conn});
         break;
     case EV_COORD_CLOSED:
         if (!conn->coord_open)
             break;
         conn->coord_open = false;
-        sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
-                                                     .conn = event->conn});
+        coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_CLOSED,
+                                                 .conn = event->conn});
         break;
     case EV_COORD_MESSAGE:
         if (conn->coord_open)
-            sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
-                                                         .conn = event->conn,
-                                                         .data = event->bytes->data,
-                                                         .size = event->bytes->size});
+            coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_MESSAGE,
+                                                     .conn = event->conn,
+                                                     .data = event->bytes->data,
+                                                     .size = event->bytes->size});
         break;
     default:
         break;
@@ -654,7 +653,7 @@ static bool start_coordinator(struct sim_world *w, bool again)
         sim_trace(w, "the coordinator is started again");
     if (ctl_coordinator_create(&w->env, &coordinator, w->now, &w->coordinator) != HDL_OK)
         return false;
-    sim_coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+    coord(w, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
     return true;
 }
 

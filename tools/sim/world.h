@@ -244,7 +244,6 @@ void sim_trace(struct sim_world *w, const char *format, ...)
 int64_t sim_delay(struct sim_world *w);
 void sim_agent(struct sim_world *w, struct sim_process *p,
                const struct ctl_agent_event *event);
-void sim_coord(struct sim_world *w, const struct ctl_coordinator_event *event);
 struct sim_process *sim_spawn(struct sim_world *w, uint32_t job_rank, bool joiner);
 void sim_kill(struct sim_world *w, struct sim_process *p);
 void sim_kill_coordinator(struct sim_world *w);
@@ -266,11 +265,9 @@ void sim_plane_commit(struct sim_world *w, struct sim_process *p, struct ctl_vie
 void sim_plane_step(struct sim_world *w, struct sim_process *p);
 void sim_plane_issue(struct sim_world *w, struct sim_process *p);
 void sim_plane_put(struct sim_world *w, struct sim_process *p, const struct sim_put *put);
-void sim_plane_wake(struct sim_world *w, struct sim_process *p);
 void sim_plane_watch(struct sim_world *w, struct sim_process *p, uint64_t x);
 /* Whether it has nothing more to do in its program. */
 bool sim_plane_finished(const struct sim_world *w, const struct sim_process *p);
-uint64_t sim_count_upto(const struct sim_world *w, uint64_t x);
 uint64_t sim_x_of(const struct sim_world *w, uint64_t index);
 uint64_t sim_op_of(const struct sim_world *w, uint64_t index);
 /* Whether an operation's end says that its root was lost. */

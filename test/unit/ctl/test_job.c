@@ -133,7 +133,6 @@ static void deliver(struct job *job)
 static enum hdl_status start_agent(struct job *job, int i)
 {
     struct ctl_agent_options options = {.job_rank = (uint32_t)i,
-                                        .num_ranks = RANKS,
                                         .incarnation = 100 + ++job->next_conn,
                                         .host_id = (uint64_t)i + 1,
                                         .pid = 1000 + i,
@@ -499,7 +498,7 @@ static void test_another_version_is_refused(void **state)
                                                       .size = bytes->size});
     deliver(&job);
     assert_int_equal(job.status[1], HDL_ECONFIG);
-    assert_non_null(strstr(job.text[1], "wire version 3, the coordinator has 2"));
+    assert_non_null(strstr(job.text[1], "wire version 4, the coordinator has 3"));
     assert_true(job.closed[1]);
     ctl_bytes_unref(bytes);
     job_close(&job);

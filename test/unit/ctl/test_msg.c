@@ -40,7 +40,7 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
     static uint64_t published[2] = {5, 6};
     static struct ctl_open_op open[2] = {{3, 4, true}, {4, 0, false}};
     static struct ctl_param params[2] = {{"capacity", "4"}, {"chunk_bytes", ""}};
-    static struct ctl_group_state states[2] = {{1, 2, 3}, {4, 5, 0}};
+    static struct ctl_group_state states[2] = {{1, 2}, {4, 5}};
     *msg = (struct ctl_msg){
         .type = type,
         .group = 11,
@@ -63,7 +63,6 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
         .hello = {.magic = CTL_WIRE_MAGIC,
                   .version = CTL_WIRE_VERSION,
                   .rank = 1,
-                  .num_ranks = 4,
                   .incarnation = 77,
                   .socket_name = "heddle-1",
                   .num_groups = 2,
@@ -92,8 +91,7 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
                                       .open = open,
                                       .messaged = true};
     fill_change(&msg->change);
-    msg->settings =
-        (struct ctl_settings){.dead_after_ns = 5, .grace_ns = 6, .num_ranks = 7};
+    msg->settings = (struct ctl_settings){.dead_after_ns = 5, .standalone = true};
 }
 
 static struct ctl_bytes *sample(enum ctl_msg_type type)

@@ -98,7 +98,7 @@ static void torchrun(void **state)
     assert_string_equal(boot.addr.host, "10.1.2.3");
     assert_int_equal(boot.addr.port, 29500);
     assert_false(boot.single_host);
-    assert_true(boot.derived_token);
+    assert_true(boot.has_token);
     /* The token is the same on all ranks, another for another run. */
     SET("RANK=3", "WORLD_SIZE=4", "LOCAL_WORLD_SIZE=4", "MASTER_ADDR=10.1.2.3",
         "MASTER_PORT=29500");
