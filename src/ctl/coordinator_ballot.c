@@ -65,9 +65,14 @@ static void send_prepare(struct ctl_coordinator *c, const struct coord_group *gr
     ctl_bytes_unref(bytes);
 }
 
+uint64_t coord_next_ballot(const struct ctl_coordinator *c, struct coord_group *group)
+{
+    return ctl_epoch(c->term, ++group->num_ballots);
+}
+
 static void start(struct ctl_coordinator *c, struct coord_group *group)
 {
-    group->ballot = ctl_epoch(c->term, ++c->counter);
+    group->ballot = coord_next_ballot(c, group);
     group->ballot_since = c->now;
     group->num_dead = 0;
     group->num_missing = 0;
@@ -646,7 +651,7 @@ void coord_ballot_timers(struct ctl_coordinator *c, struct coord_group *group)
         start(c, group);
         return;
     }
-    group->ballot = ctl_epoch(c->term, ++c->counter);
+    group->ballot = coord_next_ballot(c, group);
     commit_ballot(c, group, true);
 }
 

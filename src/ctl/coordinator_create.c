@@ -196,7 +196,7 @@ static void start_attaching(struct ctl_coordinator *c, struct coord_group *group
         return;
     }
     view->group = group->id;
-    view->epoch = ctl_epoch(c->term, ++c->counter);
+    view->epoch = coord_next_ballot(c, group);
     view->settled = ctl_x_end(0);
     view->attempts[0] = (struct ctl_attempt){ctl_x(1, 0), view->epoch};
     for (uint32_t i = 0; i < capacity; i++) {

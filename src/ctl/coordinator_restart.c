@@ -64,10 +64,9 @@ static bool is_sound(const struct ctl_msg *msg)
 static bool take_view(struct ctl_coordinator *c, struct coord_group *group,
                       const struct ctl_msg *msg)
 {
-    /* Flags of attempts carry the counter without the term: it goes on. */
-    uint64_t counter = msg->epoch - ctl_epoch(ctl_epoch_term(msg->epoch), 0);
-    if (counter > c->counter)
-        c->counter = counter;
+    /* Tags of attempts leave the term out, so the count goes on. */
+    if (ctl_epoch_count(msg->epoch) > group->num_ballots)
+        group->num_ballots = ctl_epoch_count(msg->epoch);
     if (group->view && msg->epoch <= group->view->epoch)
         return true;
     struct ctl_view *view =

@@ -141,7 +141,8 @@ struct coord_group {
     /* life */
     struct ctl_view *view;
     struct coord_slot *slots;
-    uint64_t ballot; /* running; 0 = none */
+    uint64_t num_ballots; /* ever, of all terms */
+    uint64_t ballot;      /* running; 0 = none */
     int64_t ballot_since;
     int64_t
         retry_joins_at;   /* nobody is admitted before: an answer was missing too long */
@@ -158,7 +159,6 @@ struct ctl_coordinator {
     struct ctl_coordinator_options options;
     struct ctl_detector detector;
     uint64_t term;
-    uint64_t counter;    /* of epochs and ballots, all groups together */
     uint64_t num_groups; /* ever made in this term */
     bool collecting;     /* restarted: ranks of the term before report until then */
     int64_t collect_until;
@@ -236,6 +236,8 @@ void coord_founder_missing(struct ctl_coordinator *c, const struct coord_rank *r
 void coord_creation_timers(struct ctl_coordinator *c, struct coord_group *group);
 
 /* coordinator_ballot.c: one ballot at a time */
+/* The next number of a ballot, which is that of its view. */
+uint64_t coord_next_ballot(const struct ctl_coordinator *c, struct coord_group *group);
 /* Whether the next ballot has something to do. */
 bool coord_anything_is_pending(const struct ctl_coordinator *c,
                                const struct coord_group *group);

@@ -47,15 +47,23 @@ static inline uint64_t ctl_x_end(uint64_t op)
     return ctl_x(op, CTL_CHUNK_MAX);
 }
 
-/* Epoch of a view = number of its ballot: term << 40 | counter. 0 = none. */
-static inline uint64_t ctl_epoch(uint64_t term, uint64_t counter)
+/* Epoch of a view = number of its ballot: term << 40 | count of the group's ballots,
+ * which goes on from term to term. 0 = none. */
+#define CTL_COUNT_BITS 40
+
+static inline uint64_t ctl_epoch(uint64_t term, uint64_t count)
 {
-    return term << 40 | counter;
+    return term << CTL_COUNT_BITS | count;
+}
+
+static inline uint64_t ctl_epoch_count(uint64_t epoch)
+{
+    return epoch & ((UINT64_C(1) << CTL_COUNT_BITS) - 1);
 }
 
 static inline uint64_t ctl_epoch_term(uint64_t epoch)
 {
-    return epoch >> 40;
+    return epoch >> CTL_COUNT_BITS;
 }
 
 /* Rank epoch: job rank << 32 | registration. Registrations count from 1; 0 = nobody. */
@@ -139,6 +147,17 @@ static inline bool ctl_slot_reports(const struct ctl_slot *slot, uint64_t n)
     if (n >= ctl_x_op(slot->first))
         return n <= slot->reported;
     return n >= slot->before_from && n <= slot->reported_before;
+}
+
+/*
+ * What flags on the data path carry of an attempt; never 0, as flags are that nobody has
+ * raised. Attempts of a group with one tag are 65,535 of its ballots apart. To be
+ * mistaken, a rank's newest flag would have to be as old as that, and of a chunk that is
+ * open: though all these ballots waited for the rank, it raised none in any of them.
+ */
+static inline uint16_t ctl_attempt_tag(uint64_t epoch)
+{
+    return (uint16_t)(ctl_epoch_count(epoch) % UINT16_MAX + 1);
 }
 
 /* Attempt of x; 0 if the view has no entry for it. */

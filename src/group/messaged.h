@@ -104,8 +104,8 @@ static inline size_t messaged_mirror_offset(const struct hdl_group *group)
  *
  *     63           48 47                  20 19        0
  *    +---------------+----------------------+-----------+
- *    | attempt: low  | op number: low 28    |   chunk   |
- *    | bits of epoch | bits                 |           |
+ *    | attempt: its  | op number: low 28    |   chunk   |
+ *    | tag           | bits                 |           |
  *    +---------------+----------------------+-----------+
  */
 enum { MESSAGED_X_BITS = 48 };

@@ -297,7 +297,7 @@ void messaged_hosts_adopt(struct hdl_group *group)
     for (uint32_t i = 0; i < ctl->num_attempts; i++)
         if (ctl->attempts[i].from > m->steady)
             m->steady = ctl->attempts[i].from;
-    m->attempt = (uint16_t)ctl_view_attempt(ctl, CTL_X_FOREVER - 1);
+    m->attempt = ctl_attempt_tag(ctl_view_attempt(ctl, CTL_X_FOREVER - 1));
 }
 
 /* A link that breaks is usually back at once: that is nobody's concern. */
@@ -325,7 +325,7 @@ uint16_t messaged_attempt(const struct hdl_group *group, uint64_t x)
     const struct messaged *m = messaged_of(group);
     if (x >= m->steady)
         return m->attempt;
-    return (uint16_t)ctl_view_attempt(group->seen->ctl, x);
+    return ctl_attempt_tag(ctl_view_attempt(group->seen->ctl, x));
 }
 
 bool messaged_word_covers(const struct hdl_group *group, uint64_t word, uint64_t x)

@@ -74,9 +74,9 @@ uint64_t sim_check_view(struct sim_world *w, struct sim_process *p,
         return hash;
     entry->applied = true;
     w->result->views++;
-    /* Flags tell attempts apart by 16 bits. */
     for (uint32_t i = 1; i < view->num_attempts; i++)
-        if ((uint16_t)view->attempts[i].epoch == (uint16_t)view->attempts[i - 1].epoch)
+        if (ctl_attempt_tag(view->attempts[i].epoch) ==
+            ctl_attempt_tag(view->attempts[i - 1].epoch))
             sim_fail(w, "attempts %llx and %llx look the same",
                      (unsigned long long)view->attempts[i - 1].epoch,
                      (unsigned long long)view->attempts[i].epoch);

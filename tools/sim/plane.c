@@ -315,8 +315,9 @@ static bool peer_is_ready(const struct sim_world *w, const struct sim_plane *pla
         return false;
     if (w->options.defect == SIM_STALE_READY)
         return true;
-    return flag->attempt >= ctl_view_attempt(plane->view, sim_x_of(w, index)) &&
-           flag->attempt <= plane->view->epoch;
+    uint64_t x = sim_x_of(w, flag->count - 1);
+    return ctl_attempt_tag(flag->attempt) ==
+           ctl_attempt_tag(ctl_view_attempt(plane->view, x));
 }
 
 /* Whether chunk `index` of slot s can be read now. */

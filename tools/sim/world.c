@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SECOND INT64_C(1000000000)
+#include "ctl/coordinator_state.h"
 
 void sim_fail(struct sim_world *w, const char *format, ...)
 {
@@ -181,6 +181,18 @@ static void coord_do(struct sim_world *w, const struct ctl_action *action)
     }
 }
 
+/* Groups begin shortly before the tags of their attempts begin again. */
+static void age_groups(struct sim_world *w)
+{
+    enum { BALLOTS_LEFT = 3 };
+    base_list_each(node, after, &w->coordinator->group_list)
+    {
+        struct coord_group *group = base_container_of(node, struct coord_group, node);
+        if (group->num_ballots == 0)
+            group->num_ballots = UINT16_MAX - BALLOTS_LEFT;
+    }
+}
+
 static void coord(struct sim_world *w, const struct ctl_coordinator_event *event)
 {
     if (!w->coordinator)
@@ -193,6 +205,7 @@ static void coord(struct sim_world *w, const struct ctl_coordinator_event *event
     ctl_actions_free(&actions);
     if (!w->coordinator)
         return;
+    age_groups(w);
     sim_check_coordinator(w);
     int64_t deadline = ctl_coordinator_deadline(w->coordinator);
     if (deadline == INT64_MAX ||
