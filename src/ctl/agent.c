@@ -151,6 +151,7 @@ static void hello(struct ctl_agent *agent)
     hello->incarnation = agent->options.incarnation;
     hello->rank_epoch = agent->rank_epoch;
     hello->term = agent->term;
+    hello->turn = agent->turn;
     hello->host_id = agent->options.host_id;
     hello->pid = (uint32_t)agent->options.pid;
     hello->socket_name = agent->socket_name;
@@ -169,6 +170,8 @@ static void welcome(struct ctl_agent *agent, const struct ctl_msg *msg)
         return;
     }
     agent->term = term;
+    if (msg->settings.turn > agent->turn)
+        agent->turn = msg->settings.turn;
     bool first = agent->rank_epoch == 0, again = agent->lost;
     agent->rank_epoch = msg->rank_epoch;
     if (!first)

@@ -83,6 +83,7 @@ struct ctl_agent {
     bool admitted;           /* once at least: a fenced one may have rank epoch 0 again */
     uint64_t rank_epoch;     /* 0 = not admitted */
     uint64_t term;
+    uint32_t turn; /* latest of a coordinator that it was admitted by */
     int64_t dead_after;
     int64_t last_heard;
     int64_t next_beat;

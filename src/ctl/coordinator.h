@@ -15,7 +15,8 @@ struct ctl_coordinator_options {
     bool standalone;         /* own process: survives every rank and may be restarted */
     bool restarted;          /* collects the ranks' views before it decides anything */
     uint64_t instance;       /* random, one per start */
-    uint32_t turn;    /* 24 bits: grows from one start to the next; it may wrap round */
+    uint32_t turn; /* 24 bits: of this start, later than those before; ranks that know of
+                      a later one say so */
     uint64_t host_id; /* of the coordinator's host; connections on it get little grace */
 };
 

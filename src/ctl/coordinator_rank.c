@@ -95,6 +95,7 @@ static void welcome(struct ctl_coordinator *c, struct coord_rank *rank,
                                  .rank_epoch = rank->rank_epoch,
                                  .epoch = ctl_epoch(c->term, 0),
                                  .settings = {.dead_after_ns = c->options.dead_after_ns,
+                                              .turn = c->options.turn,
                                               .standalone = c->options.standalone,
                                               .collecting = c->collecting}});
 }
@@ -310,6 +311,8 @@ static void adopt(struct ctl_coordinator *c, struct coord_rank *rank,
     identity->socket_name = NULL;
     if (registration > rank->registration)
         rank->registration = registration;
+    if (hello->turn >= c->options.turn) /* the clock was set back since */
+        c->options.turn = hello->turn + 1;
     rank->rank_epoch = hello->rank_epoch;
     welcome(c, rank, conn);
     tell_neighbours(c, rank, true);

@@ -73,6 +73,7 @@ struct ctl_hello {
     uint64_t incarnation;
     uint64_t rank_epoch; /* 0 on the first connection */
     uint64_t term;       /* highest seen */
+    uint32_t turn;       /* likewise */
     uint64_t host_id;
     uint32_t pid;
     const char *socket_name;
@@ -103,6 +104,7 @@ struct ctl_change {
 
 struct ctl_settings {
     int64_t dead_after_ns;
+    uint32_t turn; /* of the coordinator's start */
     bool standalone;
     bool collecting; /* just restarted: send STATE of every group */
 };

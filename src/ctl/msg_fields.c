@@ -115,6 +115,7 @@ static void write_hello(struct base_writer *writer, const struct ctl_hello *hell
     base_write_u64(writer, hello->incarnation);
     base_write_u64(writer, hello->rank_epoch);
     base_write_u64(writer, hello->term);
+    base_write_u32(writer, hello->turn);
     base_write_u64(writer, hello->host_id);
     base_write_u32(writer, hello->pid);
     write_text(writer, hello->socket_name);
@@ -136,6 +137,7 @@ static void read_hello(struct base_env *env, struct base_reader *reader,
     hello->incarnation = base_read_u64(reader);
     hello->rank_epoch = base_read_u64(reader);
     hello->term = base_read_u64(reader);
+    hello->turn = base_read_u32(reader);
     hello->host_id = base_read_u64(reader);
     hello->pid = base_read_u32(reader);
     hello->socket_name = read_text(reader);
@@ -404,6 +406,7 @@ static void write_struct(struct base_writer *writer, const struct ctl_msg *msg,
         break;
     default:
         base_write_u64(writer, (uint64_t)msg->settings.dead_after_ns);
+        base_write_u32(writer, msg->settings.turn);
         base_write_u8(
             writer, (uint8_t)(msg->settings.standalone | msg->settings.collecting << 1));
         break;
@@ -490,6 +493,7 @@ static void read_struct(struct base_env *env, struct base_reader *reader,
         break;
     default:
         msg->settings.dead_after_ns = (int64_t)base_read_u64(reader);
+        msg->settings.turn = base_read_u32(reader);
         read_settings_flags(reader, &msg->settings);
         break;
     }

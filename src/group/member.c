@@ -44,7 +44,7 @@ static enum hdl_status propose(struct hdl_group *group, enum ctl_proposal_kind k
     for (int32_t i = 0; i < num_ranks; i++)
         slots[i] = (uint32_t)ranks[i];
     status = host_group_propose(group->host_group, kind, slots, (uint32_t)num_ranks,
-                                timeout_ns, NULL, first);
+                                timeout_ns, first);
     base_free(group->engine->env, slots);
     /* What ended the group says more than that the question ended with it. */
     enum hdl_status over = status == HDL_EABORTED ? group_check(group) : HDL_OK;

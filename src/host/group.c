@@ -38,7 +38,6 @@ struct proposal_request {
     bool done;
     enum hdl_status status;
     char text[BASE_DETAIL_BYTES];
-    uint64_t epoch;
     uint64_t first;
 };
 
@@ -272,7 +271,6 @@ static void on_proposed(struct host_group *group, const struct ctl_action *actio
             continue;
         request->done = true;
         request->status = action->status;
-        request->epoch = action->epoch;
         request->first = action->x;
         (void)strncpy(request->text, action->text ? action->text : "",
                       sizeof(request->text) - 1);
@@ -655,7 +653,7 @@ void host_group_link(struct host_group *group, uint64_t rank_epoch, bool up)
 
 enum hdl_status host_group_propose(struct host_group *group, int kind,
                                    const uint32_t *slots, uint32_t num_slots,
-                                   int64_t timeout_ns, uint64_t *epoch, uint64_t *first)
+                                   int64_t timeout_ns, uint64_t *first)
 {
     struct proposal_request request = {.proposal = {.kind = (enum ctl_proposal_kind)kind,
                                                     .num_slots = num_slots,
@@ -676,8 +674,6 @@ enum hdl_status host_group_propose(struct host_group *group, int kind,
     else if (request.status)
         status = base_fail(request.status, "%s", request.text);
     unlock(group);
-    if (status == HDL_OK && epoch)
-        *epoch = request.epoch;
     if (status == HDL_OK && first)
         *first = request.first;
     return status;

@@ -204,12 +204,11 @@ void host_group_attached(struct host_group *group, uint64_t epoch, enum hdl_stat
                          const char *text);
 /*
  * Asks the coordinator for a change and waits until the own view has it. `kind` is an
- * enum ctl_proposal_kind. *epoch and *first (operation number from which it holds) may be
- * NULL.
+ * enum ctl_proposal_kind. *first (operation number from which it holds) may be NULL.
  */
 enum hdl_status host_group_propose(struct host_group *group, int kind,
                                    const uint32_t *slots, uint32_t num_slots,
-                                   int64_t timeout_ns, uint64_t *epoch, uint64_t *first);
+                                   int64_t timeout_ns, uint64_t *first);
 
 struct host_group_stats {
     uint64_t views; /* committed */

@@ -86,21 +86,25 @@ static void test_few_ranks_many_changes(void **state)
 
 /* The coordinator is lost with what only some were told: a founder that did not hear of
  * the start was declared dead; a joiner waits behind a predecessor that is dead, but not
- * in any view; one that left did not hear of it. */
+ * in any view; one that left did not hear of it; one that was removed asks for its
+ * removal. */
 static void test_restarts_that_broke(void **state)
 {
     static const struct {
-        uint32_t ranks;
+        uint32_t ranks, ops;
         bool messaged;
         uint64_t seed;
-    } cases[] = {{3, false, 1044299}, {7, true, 1017160}, {3, true, 1105700}};
-    for (int i = 0; i < 3; i++) {
+    } cases[] = {{3, 8, false, 1044299},
+                 {7, 8, true, 1017160},
+                 {3, 8, true, 1105700},
+                 {5, 10, true, 69444}};
+    for (int i = 0; i < 4; i++) {
         struct sim_options options;
         struct sim_result result;
         sim_defaults(&options);
         options.ranks = cases[i].ranks;
         options.capacity = options.ranks + 2;
-        options.ops = 8;
+        options.ops = cases[i].ops;
         options.num_faults = 6;
         options.faults = 0x3ff;
         options.messaged = cases[i].messaged;

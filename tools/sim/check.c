@@ -216,7 +216,9 @@ void sim_check_proposal(struct sim_world *w, struct sim_process *p,
     if (action->status != HDL_OK || !p->plane->running)
         return;
     const struct ctl_slot *seen = &p->plane->view->slots[slot];
-    if (p->plane->view->epoch < action->epoch)
+    /* One that was removed is not told what is committed after that. */
+    bool stays = p->plane->view->slots[p->plane->slot].last == CTL_X_FOREVER;
+    if (stays && p->plane->view->epoch < action->epoch)
         sim_fail(w, "rank %u: a proposal returned before its view", p->plane->slot);
     if (kind == CTL_PROPOSE_ACTIVATE && !seen->active)
         sim_fail(w, "rank %u: rank %u was admitted but is not active", p->plane->slot,

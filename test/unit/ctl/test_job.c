@@ -364,16 +364,21 @@ static uint64_t reconnects_of(const struct ctl_agent *a)
     return stats.reconnects;
 }
 
-static void restart(struct job *job)
+static void restart_at(struct job *job, uint32_t turn)
 {
     struct ctl_coordinator_options options = {.num_ranks = RANKS,
                                               .host_id = 1,
                                               .standalone = true,
                                               .restarted = true,
                                               .instance = job->next_conn,
-                                              .turn = ++job->restarts};
+                                              .turn = turn};
     ctl_coordinator_destroy(job->coordinator);
     assert_ok(ctl_coordinator_create(&job->env, &options, job->now, &job->coordinator));
+}
+
+static void restart(struct job *job)
+{
+    restart_at(job, ++job->restarts);
 }
 
 static void reconnect(struct job *job, struct ctl_agent *a)
@@ -459,6 +464,33 @@ static void test_two_came_in_between(void **state)
         ctl_agent_destroy(came[1]);
         job_close(&job);
     }
+}
+
+/* The clock on the wall goes back between two starts: a rank that was there before says
+ * so, and the later process still has the rank. */
+static void test_the_clock_was_set_back(void **state)
+{
+    struct job job = {0};
+    job_open(&job);
+    struct ctl_agent *came[2];
+    for (int i = 0; i < 2; i++) {
+        ctl_agent_destroy(i == 0 ? job.agents[1] : NULL);
+        job.agents[1] = NULL;
+        restart_at(&job, i == 0 ? 900 : 100);
+        agent(&job, 0, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+        pass(&job, SECOND / 2);
+        assert_ok(start_agent(&job, 1));
+        came[i] = job.agents[1];
+    }
+    restart_at(&job, 200);
+    reconnect(&job, came[0]);
+    reconnect(&job, came[1]);
+    assert_int_equal(reconnects_of(came[1]), 1);
+    reconnect(&job, came[0]);
+    assert_false(job.refused[1]);
+    assert_int_equal(reconnects_of(came[0]), 1);
+    ctl_agent_destroy(came[1]);
+    job_close(&job);
 }
 
 /* The coordinator ends while a process learns that it was taken for dead: what needs a
@@ -557,6 +589,7 @@ int main(void)
         cmocka_unit_test(test_a_fenced_one_was_first),
         cmocka_unit_test(test_fenced_and_no_coordinator),
         cmocka_unit_test(test_two_came_in_between),
+        cmocka_unit_test(test_the_clock_was_set_back),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
         cmocka_unit_test(test_out_of_memory),

@@ -64,6 +64,7 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
                   .version = CTL_WIRE_VERSION,
                   .rank = 1,
                   .incarnation = 77,
+                  .turn = 78,
                   .socket_name = "heddle-1",
                   .num_groups = 2,
                   .groups = states},
@@ -91,7 +92,8 @@ static void fill(struct ctl_msg *msg, enum ctl_msg_type type)
                                       .open = open,
                                       .messaged = true};
     fill_change(&msg->change);
-    msg->settings = (struct ctl_settings){.dead_after_ns = 5, .standalone = true};
+    msg->settings =
+        (struct ctl_settings){.dead_after_ns = 5, .turn = 6, .standalone = true};
 }
 
 static struct ctl_bytes *sample(enum ctl_msg_type type)
