@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Combine for small batches: weighted sums cross once as packed lines and are added here.
+/* Combine: weighted sums cross once, as packed lines or with flags, and are added here.
  */
 #include "moe/device_wire.cuh"
 
@@ -14,7 +14,7 @@
  * Nothing is shared between the groups, and no barrier lies between sending and
  * receiving.
  */
-enum { AT_ONCE = 4, TAKE_MOST = 2, TAKE_WIRE = 0, POLLS = 64 };
+enum { AT_ONCE = 4, TAKE_MOST = 2, TAKE_PARTS = 0, TAKE_PLAIN = -1, POLLS = 64 };
 
 /* The places that each own token of the block lacks. */
 MOE_DEVICE unsigned long long *lost_places(const moe_gpu_args &a)
@@ -139,7 +139,7 @@ MOE_DEVICE uint32_t wanted_ranks(const moe_gpu_args &a, uint32_t token)
  * than this rank's routing says: such holders are passed over. A warp waits for their
  * lines, a lane for each.
  */
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, give_form FORM>
 MOE_COLD void compare_routes(const moe_gpu_args &a, step_view v)
 {
     const uint32_t r = threadIdx.x & 31;
@@ -163,7 +163,7 @@ MOE_COLD void compare_routes(const moe_gpu_args &a, step_view v)
         }
         __syncwarp();
         if ((++looks & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
-            send_unsent<TYPE, WIDE>(a, v);
+            send_unsent<TYPE, WIDE, FORM>(a, v);
     }
     atomicAnd(&state->same_routes, __ballot_sync(ALL_LANES, same));
 }
@@ -260,15 +260,18 @@ MOE_DEVICE bool take_accesses(const moe_gpu_args &a, step_view v, uint32_t token
  * comes, and gives up on one contribution whose lines are not complete, if it is time.
  * Returns these places.
  */
-template <int TYPE, bool WIDE, bool APART>
+template <int TYPE, bool WIDE, bool APART, give_form FORM>
 MOE_COLD typename place_set<APART>::type look_around(const moe_gpu_args &a, step_view v,
                                                      uint32_t token, uint32_t access,
                                                      expectation<APART> x, uint32_t looks)
 {
     typedef typename place_set<APART>::type set;
     const uint32_t lane = threadIdx.x & 31;
+    const uint32_t line = access * 4 + (lane >> 3), end = a.geo.give.pairs * 2;
+    const bool flag = FORM == PLAIN_PARTS &&
+                      ((line + 1) % (2 * a.geo.part_pairs) == 0 || line + 1 == end);
     const bool checks =
-        place_in_pair(lane).split && access * 2 + (lane >> 4) < a.geo.give.pairs;
+        place_in_pair(lane).split && line < end && (FORM != PLAIN_PARTS || flag);
     set waiting = 0, lost = 0;
     for (set rest = x.places; rest; rest &= rest - 1) {
         const uint32_t number = first_place(rest);
@@ -281,7 +284,7 @@ MOE_COLD typename place_set<APART>::type look_around(const moe_gpu_args &a, step
     }
     v.tag.kind &= ~TAG_APART;
     if ((looks & 3) == 3 && (a.phase & MOE_GPU_SEND))
-        send_unsent<TYPE, WIDE>(a, v);
+        send_unsent<TYPE, WIDE, FORM>(a, v);
     if (!waiting)
         return lost;
     const uint32_t number = first_place(waiting), from = giver_of(x, number);
@@ -311,7 +314,7 @@ MOE_DEVICE uint32_t units_of_part(const moe_gpu_args &a)
 }
 
 /* A unit of an own token on another wire, 8 elements a lane; else as take_accesses. */
-template <int TYPE, bool APART>
+template <int TYPE, bool APART, bool PLAIN>
 MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
                           uint32_t unit, const expectation<APART> &x,
                           typename place_set<APART>::type places, bool stores)
@@ -324,21 +327,38 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
     if (base >= p.count)
         return true;
     const unsigned char *part = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
-                                (uint64_t)number * PART_BYTES;
-    if (!await_lines(a, part, lines_of(a, p, base), v.tag, x, places, POLLS))
+                                (uint64_t)number * part_bytes(a);
+    if (PLAIN ? !await_flags(a, part, p, v.tag, x, places, POLLS)
+              : !await_lines(a, part, lines_of(a, p, base), v.tag, x, places, POLLS))
         return false;
     float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
-    for (; places; places &= places - 1) {
-        const uint32_t number = first_place(places), place = place_of(x, number);
-        const float w = weight_of(x, number);
-        if (at >= p.count)
-            continue;
-        float f[8];
-        read_wire(a, part + place * (uint64_t)a.geo.give.stride, p, at, f);
+    while (places) {
+        wire_eight eight[AT_ONCE];
+        float w[AT_ONCE];
+        uint32_t count = 0;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            acc[i] = APART ? __fmaf_rn(w, f[i], acc[i]) : __fadd_rn(acc[i], f[i]);
+        for (uint32_t u = 0; u < AT_ONCE; u++) {
+            if (!places)
+                continue;
+            const uint32_t number = first_place(places), place = place_of(x, number);
+            w[u] = weight_of(x, number);
+            if (at < p.count)
+                eight[u] = read_wire<TYPE, PLAIN>(
+                    a, part + place * (uint64_t)a.geo.give.stride, p, at);
+            places &= places - 1;
+            count++;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < AT_ONCE; u++) {
+            float f[8];
+            if (u >= count || at >= p.count)
+                continue;
+            convert_wire<TYPE, PLAIN>(a, eight[u], f);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                acc[i] = APART ? __fmaf_rn(w[u], f[i], acc[i]) : __fadd_rn(acc[i], f[i]);
+        }
     }
     unsigned char *row = (unsigned char *)a.result + (uint64_t)token * bytes;
 #pragma unroll
@@ -358,22 +378,23 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
 }
 
 /* The same until it is done; returns the places that the unit lacks. */
-template <int TYPE, bool APART>
+template <int TYPE, bool APART, bool PLAIN>
 MOE_DEVICE typename place_set<APART>::type
 take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t unit,
                  const expectation<APART> &x)
 {
-    const uint32_t first = unit / units_of_part(a) * MOE_GPU_PART_MOST;
+    const uint32_t accesses = a.geo.part_pairs / 2;
+    const uint32_t first = unit / units_of_part(a) * accesses;
     typename place_set<APART>::type lost = 0;
     uint32_t looks = 0;
     v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-    while (!take_unit<TYPE, APART>(a, v, token, unit, x, x.places & ~lost,
-                                   !lost || a.accumulate)) {
+    while (!take_unit<TYPE, APART, PLAIN>(a, v, token, unit, x, x.places & ~lost,
+                                          !lost || a.accumulate)) {
 #pragma unroll 1
-        for (uint32_t n = first; n < min(first + MOE_GPU_PART_MOST, a.give_accesses); n++)
-            lost |=
-                look_around<TYPE, false, APART>(a, v, token, n, without(x, lost), looks);
+        for (uint32_t n = first; n < min(first + accesses, a.give_accesses); n++)
+            lost |= look_around < TYPE, false, APART,
+                PLAIN ? PLAIN_PARTS : PARTS > (a, v, token, n, without(x, lost), looks);
         looks++;
     }
     return lost;
@@ -386,8 +407,8 @@ MOE_DEVICE typename place_set<APART>::type
 take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
             uint32_t stride, const expectation<APART> &x)
 {
-    if constexpr (TAKE == TAKE_WIRE) {
-        return take_unit_surely<TYPE, APART>(a, v, token, first, x);
+    if constexpr (TAKE <= TAKE_PARTS) {
+        return take_unit_surely<TYPE, APART, TAKE == TAKE_PLAIN>(a, v, token, first, x);
     } else {
         const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
         typename place_set<APART>::type lost = 0;
@@ -399,7 +420,7 @@ take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
 #pragma unroll 1
             for (uint32_t n = 0; n < TAKE; n++)
                 if (first + n * stride < a.give_accesses)
-                    lost |= look_around<TYPE, WIDE, APART>(
+                    lost |= look_around<TYPE, WIDE, APART, LINES>(
                         a, v, token, first + n * stride, without(x, lost), looks);
             looks++;
         }
@@ -410,7 +431,7 @@ take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
 /* What the warps of an own token divide among them: accesses, or units. */
 template <int TAKE> MOE_DEVICE uint32_t takes_of(const moe_gpu_args &a)
 {
-    return TAKE == TAKE_WIRE ? a.geo.parts * units_of_part(a) : a.give_accesses;
+    return TAKE <= TAKE_PARTS ? a.geo.parts * units_of_part(a) : a.give_accesses;
 }
 
 /*
@@ -477,7 +498,7 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
             more += more_from(a, t, x);
 #pragma unroll 1
         for (uint32_t c = take_slice(a) * WARPS + warp; c < takes_of<TAKE>(a);
-             c += (TAKE == TAKE_WIRE ? 1 : TAKE) * stride)
+             c += (TAKE <= TAKE_PARTS ? 1 : TAKE) * stride)
             gone |= take_surely<TYPE, WIDE, TAKE, APART>(a, v, t, c, stride, x);
         if (gone && (threadIdx.x & 31) == 0)
             atomicOr(&lost_places(a)[turns], (unsigned long long)gone);
@@ -491,14 +512,14 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
     if (threadIdx.x == 0)
         note_incomplete(a, v, 1);
     if (!a.accumulate)
-        redo_tokens<TYPE, WIDE, TAKE == TAKE_WIRE ? TAKE_WIRE : 1, APART>(a, v, turns);
+        redo_tokens<TYPE, WIDE, TAKE <= TAKE_PARTS ? TAKE : 1, APART>(a, v, turns);
     for (uint32_t i = threadIdx.x; a.missing && i < turns; i += THREADS)
         if (lost_places(a)[i])
             a.missing[take_class(a) + i * a.plan.take_classes] = 1;
 }
 
-/* WIRE: contributions are of another type, and rows of any alignment. */
-template <int TYPE, bool WIDE, bool WIRE = false>
+/* Where contributions are in parts, rows have any alignment. */
+template <int TYPE, bool WIDE, give_form FORM = LINES>
 MOE_DEVICE void combine(const moe_gpu_args &a)
 {
     await_kernel();
@@ -518,10 +539,10 @@ MOE_DEVICE void combine(const moe_gpu_args &a)
     trace(a, 2);
     if (a.geo.keeps && (a.phase & MOE_GPU_SEND))
         give_weights(a, v);
-    uint32_t used = 0;
     if (is_sender(a)) {
-        if (WIRE)
-            give_wire<TYPE>(a, v, tokens, &used);
+        uint32_t used = 0;
+        if (FORM != LINES)
+            give_wire<TYPE, FORM == PLAIN_PARTS>(a, v, tokens);
         else
             send_all<TYPE, WIDE>(a, v, work, tokens, &cursor, &used);
         if (sender_number(a) == a.plan.senders - 1 && threadIdx.x / WARP == WARPS - 1) {
@@ -532,16 +553,17 @@ MOE_DEVICE void combine(const moe_gpu_args &a)
     trace(a, 5);
     if (says_source(a) && is_receiver(a)) {
         if (threadIdx.x < WARP)
-            compare_routes<TYPE, WIDE>(a, v);
+            compare_routes<TYPE, WIDE, FORM>(a, v);
         __syncthreads();
     }
+    constexpr int parts = FORM == PLAIN_PARTS ? TAKE_PLAIN : TAKE_PARTS;
     /* What runs once is short: its instructions are fetched from far away. */
     if (!is_receiver(a))
         ;
     else if (a.geo.keeps && wants_apart(a, a.rank, a.lane.state->unweighted))
-        receive_all<TYPE, WIDE, WIRE ? TAKE_WIRE : TAKE_MOST, true>(a, v);
-    else if (WIRE)
-        receive_all<TYPE, WIDE, TAKE_WIRE, false>(a, v);
+        receive_all<TYPE, WIDE, FORM == LINES ? TAKE_MOST : parts, true>(a, v);
+    else if (FORM != LINES)
+        receive_all<TYPE, WIDE, parts, false>(a, v);
     else if (a.give_accesses <= WARPS * a.plan.take_slices)
         receive_all<TYPE, WIDE, 1, false>(a, v);
     else
@@ -559,6 +581,9 @@ MOE_KERNEL(moe_combine_f32, THREADS, combine<MOE_GPU_F32, false>)
 MOE_KERNEL(moe_combine_bf16_wide, THREADS, combine<MOE_GPU_BF16, true>)
 MOE_KERNEL(moe_combine_f16_wide, THREADS, combine<MOE_GPU_F16, true>)
 MOE_KERNEL(moe_combine_f32_wide, THREADS, combine<MOE_GPU_F32, true>)
-MOE_KERNEL(moe_combine_bf16_wire, THREADS, combine<MOE_GPU_BF16, false, true>)
-MOE_KERNEL(moe_combine_f16_wire, THREADS, combine<MOE_GPU_F16, false, true>)
-MOE_KERNEL(moe_combine_f32_wire, THREADS, combine<MOE_GPU_F32, false, true>)
+MOE_KERNEL(moe_combine_bf16_wire, THREADS, combine<MOE_GPU_BF16, false, PARTS>)
+MOE_KERNEL(moe_combine_f16_wire, THREADS, combine<MOE_GPU_F16, false, PARTS>)
+MOE_KERNEL(moe_combine_f32_wire, THREADS, combine<MOE_GPU_F32, false, PARTS>)
+MOE_KERNEL(moe_combine_bf16_plain, THREADS, combine<MOE_GPU_BF16, false, PLAIN_PARTS>)
+MOE_KERNEL(moe_combine_f16_plain, THREADS, combine<MOE_GPU_F16, false, PLAIN_PARTS>)
+MOE_KERNEL(moe_combine_f32_plain, THREADS, combine<MOE_GPU_F32, false, PLAIN_PARTS>)

@@ -31,6 +31,7 @@ struct block_state {
     uint32_t unweighted;               /* sources whose weights come with combine */
     uint32_t stage_lock;
     moe_gpu_map map;
+    uint64_t moved[MOE_GPU_MOVERS]; /* a warp waits for the row in its stage */
     item_rows item[MOE_GPU_PLACED][MOE_GPU_GROUPS];
 };
 

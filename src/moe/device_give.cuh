@@ -576,10 +576,12 @@ MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, const give_work &w,
         give<TYPE, WIDE, MOE_GPU_PART_MOST, false>(a, v, w, tokens, c, used);
 }
 
-template <int TYPE>
-MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
-                                   uint32_t token, uint32_t first, uint32_t stride,
-                                   uint32_t *used);
+/* What a contribution is: lines of a row, or parts; with PLAIN_PARTS they have flags. */
+enum give_form { LINES, PARTS, PLAIN_PARTS };
+
+template <int TYPE, bool PLAIN>
+MOE_DEVICE void send_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
+                               uint32_t token);
 
 /* A contribution as send_all would send it, but line by line and without the rings, for
  * where there is no hurry; false = its owner has not come so far as to wait for it. */
@@ -639,13 +641,12 @@ MOE_DEVICE bool give_plainly(const moe_gpu_args &a, step_view v, uint32_t to,
 }
 
 /* A warp sends what sender `number` would send, as far as no other warp does so. */
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, give_form FORM>
 MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
 {
     const uint32_t step = a.plan.give_classes;
     const uint32_t first = number >> log_of(a.plan.give_slices);
-    uint32_t used = 0;
-    bulk_wait<0>(); /* of the ring that another wire uses */
+    bulk_wait<0>(); /* of the ring that parts use */
     __syncwarp();
     for (uint32_t i = 0; first < step && i < a.geo.ranks; i++) {
         const uint32_t to = rank_after(a, i), n = a.lane.state->tokens[to];
@@ -657,8 +658,8 @@ MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
                 const uint32_t t = base + (__ffs(rest) - 1) * step;
                 if (!claim(sent + t, v.step))
                     continue;
-                if (a.wire != MOE_GPU_WIRE_ROW)
-                    give_wire_item<TYPE>(a, v, to, t, 0, 1, &used);
+                if constexpr (FORM != LINES)
+                    send_wire_item<TYPE, FORM == PLAIN_PARTS>(a, v, to, t);
                 else if (!give_plainly<TYPE, WIDE>(a, v, to, t))
                     sent[t] = v.step - 1;
             }
@@ -670,7 +671,7 @@ MOE_DEVICE void send_for(const moe_gpu_args &a, step_view v, uint32_t number)
  * A warp that waits long sends what blocks that have not been scheduled yet would send.
  * What is stored twice is stored with the same bytes.
  */
-template <int TYPE, bool WIDE>
+template <int TYPE, bool WIDE, give_form FORM>
 MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
 {
     bool first = true;
@@ -681,7 +682,7 @@ MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
             if (first && sends_weights(a))
                 send_weights(a, v, 0, 1);
             first = false;
-            send_for<TYPE, WIDE>(a, v, number_of(a, base + __ffs(rest) - 1));
+            send_for<TYPE, WIDE, FORM>(a, v, number_of(a, base + __ffs(rest) - 1));
         }
 }
 

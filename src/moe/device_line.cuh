@@ -80,6 +80,52 @@ template <int PENDING> MOE_DEVICE void bulk_wait(void)
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
+/* Global memory to shared memory by the copy engine, which counts at the barrier
+ * `arrived`; what is read there has been seen to be written. */
+MOE_DEVICE void bulk_load(uint32_t shared, const void *from, uint32_t bytes,
+                          uint32_t arrived)
+{
+    asm volatile("fence.proxy.async;\n"
+                 "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%3], %2;\n"
+                 "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(shared),
+                 "l"(from), "r"(bytes), "r"(arrived)
+                 : "memory");
+}
+
+MOE_DEVICE void bulk_load_begin(uint32_t arrived)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n"
+                 "fence.proxy.async.shared::cta;" ::"r"(arrived)
+                 : "memory");
+}
+
+/* Until the load number `number` of a barrier is complete. */
+MOE_DEVICE void bulk_load_wait(uint32_t arrived, uint32_t number)
+{
+    uint32_t done = 0;
+    while (!done)
+        asm volatile("{ .reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(arrived), "r"(number & 1)
+                     : "memory");
+}
+
+/* Until at most PENDING of this thread's groups have not arrived yet. */
+template <int PENDING> MOE_DEVICE void bulk_arrived(void)
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+
+/* Orders what this thread has written, or seen written, before what it writes next, for
+ * all GPUs. */
+MOE_DEVICE void fence_system(void)
+{
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
+
 /* Makes this thread's writes to shared memory visible to the copy engine. */
 MOE_DEVICE void bulk_fence(void)
 {
@@ -118,6 +164,14 @@ MOE_DEVICE uint64_t load_long(const uint64_t *at)
 {
     uint64_t v;
     asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
+    return v;
+}
+
+/* What was written before the word was is seen by loads from now on. */
+MOE_DEVICE uint64_t load_acquire(const void *at)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(at) : "memory");
     return v;
 }
 
@@ -180,6 +234,27 @@ MOE_DEVICE uint32_t packed_offset(uint32_t at)
 MOE_DEVICE uint32_t tag_offset(uint32_t line)
 {
     return line * MOE_GPU_LINE + 120;
+}
+
+/* The same for rows that lie as they are. */
+template <bool PLAIN> MOE_DEVICE uint32_t wire_offset(uint32_t at)
+{
+    return PLAIN ? at : packed_offset(at);
+}
+
+/* The tag of a line, or the flag of a row, in one word. */
+MOE_DEVICE uint64_t tag_word(line_tag t)
+{
+    return (uint64_t)t.kind << 32 | t.step;
+}
+
+/* A lane's share of a plain copy to a peer, in vectors. */
+MOE_DEVICE void plain_store(unsigned char *to, const unsigned char *shared,
+                            uint32_t bytes, uint32_t tid, uint32_t n)
+{
+#pragma unroll 4
+    for (uint32_t at = tid * 16; at < bytes; at += n * 16)
+        *(uint4 *)(to + at) = *(const uint4 *)(shared + at);
 }
 
 /* `v` is the whole vector for every lane, also for those that take half of it. */

@@ -140,7 +140,7 @@ MOE_DEVICE void choose_members(const moe_gpu_args &a, uint32_t came, uint4 sign)
 
 /* In DP groups the signs of all members come first, since they say whose rows come. One
  * warp waits for them, a lane for each. */
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_COLD void receive_signs(const moe_gpu_args &a, step_view v)
 {
     const uint32_t r = threadIdx.x & 31;
@@ -163,7 +163,7 @@ MOE_COLD void receive_signs(const moe_gpu_args &a, step_view v)
                 over = true;
         }
         if ((polls & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
-            send_unsent<IN, WIDE>(a, v);
+            send_unsent<IN, WIDE, PLAIN>(a, v);
     }
     const uint64_t word = r < a.geo.ranks ? load_long(&a.lane.state->decided[r]) : 0;
     uint32_t doubtful = __ballot_sync(ALL_LANES, came && word >> 2 == v.step);
@@ -176,7 +176,7 @@ MOE_COLD void receive_signs(const moe_gpu_args &a, step_view v)
 }
 
 /* Takes the headers of all sources. */
-template <int IN, bool WIDE, int N>
+template <int IN, bool WIDE, bool PLAIN, int N>
 MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
 {
     const uint32_t packets = a.geo.max_tokens * a.geo.packets;
@@ -213,7 +213,7 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
                     give_up_source(a, v, p[u].source))
                     p[u].over = true;
             if ((polls & 0xff) == 0 && (a.phase & MOE_GPU_SEND))
-                send_unsent<IN, WIDE>(a, v);
+                send_unsent<IN, WIDE, PLAIN>(a, v);
         }
 #pragma unroll
         for (int u = 0; u < N; u++) {

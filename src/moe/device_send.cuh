@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sending half of dispatch: headers, quantised rows as packed lines, the copy engine.
+/* The sending half of dispatch: headers, quantised rows, the copy engine, flags.
  */
 #ifndef MOE_DEVICE_SEND_CUH
 #define MOE_DEVICE_SEND_CUH
@@ -170,7 +170,7 @@ template <int IN> struct fp8_source {
 };
 
 /* Rows that are sent as they are given. */
-template <bool WIDE>
+template <bool WIDE, bool PLAIN>
 MOE_DEVICE void stage_plain_row(const moe_gpu_args &a, uint32_t token,
                                 unsigned char *stage, uint32_t tid, uint32_t n)
 {
@@ -180,14 +180,14 @@ MOE_DEVICE void stage_plain_row(const moe_gpu_args &a, uint32_t token,
 #pragma unroll 2
     for (uint32_t at = tid * 16; at < w.data_bytes; at += n * 16) {
         uint4 v = load_vector<WIDE>(row, at, w.data_bytes);
-        *(uint2 *)(stage + packed_offset(at)) = make_uint2(v.x, v.y);
-        *(uint2 *)(stage + packed_offset(at + 8)) = make_uint2(v.z, v.w);
+        *(uint2 *)(stage + wire_offset<PLAIN>(at)) = make_uint2(v.x, v.y);
+        *(uint2 *)(stage + wire_offset<PLAIN>(at + 8)) = make_uint2(v.z, v.w);
     }
     const unsigned char *scales =
         (const unsigned char *)a.in_scales + (uint64_t)token * a.in_scale_bytes;
 #pragma unroll 1
     for (uint32_t i = tid * 4; i < w.scale_bytes; i += n * 4)
-        *(uint32_t *)(stage + packed_offset((w.scale_at + i) & ~7u) + (i & 4)) =
+        *(uint32_t *)(stage + wire_offset<PLAIN>((w.scale_at + i) & ~7u) + (i & 4)) =
             *(const uint32_t *)(scales + i);
 }
 
@@ -207,7 +207,7 @@ MOE_DEVICE void load_eight(const moe_gpu_args &a, const void *row, uint32_t firs
  * Quantises 8 elements of each of N groups that 16 lanes share, n * 8 elements apart, and
  * puts them into the stage. Two groups side by side take little longer than one.
  */
-template <int IN, int N>
+template <int IN, int N, bool PLAIN>
 MOE_DEVICE void stage_eights(const moe_gpu_args &a,
                              const uint4 (*v)[8 / element<IN>::COUNT], uint32_t first,
                              uint32_t n, unsigned char *stage)
@@ -239,16 +239,16 @@ MOE_DEVICE void stage_eights(const moe_gpu_args &a,
 #pragma unroll
         for (int i = 0; i < 8; i++)
             f[u][i] = __fmul_rn(f[u][i], s[u].inverse);
-        *(uint2 *)(stage + packed_offset(at)) =
+        *(uint2 *)(stage + wire_offset<PLAIN>(at)) =
             make_uint2(four_e4m3(f[u][0], f[u][1], f[u][2], f[u][3]),
                        four_e4m3(f[u][4], f[u][5], f[u][6], f[u][7]));
         if ((at & 127) != 0)
             continue;
         if (a.format == MOE_GPU_UE8M0)
-            stage[packed_offset((scale_at + group) & ~7u) + (group & 7)] =
+            stage[wire_offset<PLAIN>((scale_at + group) & ~7u) + (group & 7)] =
                 (unsigned char)s[u].bits;
         else
-            *(uint32_t *)(stage + packed_offset((scale_at + group * 4) & ~7u) +
+            *(uint32_t *)(stage + wire_offset<PLAIN>((scale_at + group * 4) & ~7u) +
                           (group & 1) * 4) = s[u].bits;
     }
 }
@@ -275,7 +275,7 @@ MOE_DEVICE void load_ahead(const moe_gpu_args &a, uint32_t token, uint32_t first
 }
 
 /* Quantises a row into the stage: 16 lanes for each group of 128 elements. */
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void stage_fp8_row(const moe_gpu_args &a, uint32_t token, ahead_of<IN> *ahead,
                               uint32_t next, unsigned char *stage, uint32_t tid,
                               uint32_t n)
@@ -290,41 +290,43 @@ MOE_DEVICE void stage_fp8_row(const moe_gpu_args &a, uint32_t token, ahead_of<IN
         if (first >= n * 8 * ahead_of<IN>::GROUPS)
             load_ahead<IN, WIDE>(a, token, first, n, &now);
         if (ahead_of<IN>::GROUPS > 2 && (first & ~255u) + n * 16 < a.hidden)
-            stage_eights<IN, ahead_of<IN>::GROUPS>(a, now.eight, first, n, stage);
+            stage_eights<IN, ahead_of<IN>::GROUPS, PLAIN>(a, now.eight, first, n, stage);
         else
-            stage_eights<IN, 2>(a, now.eight, first, n, stage);
+            stage_eights<IN, 2, PLAIN>(a, now.eight, first, n, stage);
     }
     if (a.format == MOE_GPU_UE8M0 && tid < bytes - groups) {
         uint32_t at = a.geo.row.scale_at + groups + tid;
-        stage[packed_offset(at & ~7u) + (at & 7)] = 0;
+        stage[wire_offset<PLAIN>(at & ~7u) + (at & 7)] = 0;
     }
 }
 
 /* Puts a row together in shared memory, as it goes over the wire; n threads, tid of them.
  */
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void stage_row(const moe_gpu_args &a, step_view v, uint32_t token,
                           ahead_of<fp8_source<IN>::TYPE> *ahead, uint32_t next,
                           unsigned char *stage, uint32_t tid, uint32_t n)
 {
     const uint32_t last = n - 1 - tid;
     if (IN == MOE_GPU_BYTES)
-        stage_plain_row<WIDE>(a, token, stage, tid, n);
+        stage_plain_row<WIDE, PLAIN>(a, token, stage, tid, n);
     else
-        stage_fp8_row<fp8_source<IN>::TYPE, WIDE>(a, token, ahead, next, stage, tid, n);
+        stage_fp8_row<fp8_source<IN>::TYPE, WIDE, PLAIN>(a, token, ahead, next, stage,
+                                                         tid, n);
 #pragma unroll 1
-    for (uint32_t line = last; line < a.geo.row.pairs * 2; line += n)
+    for (uint32_t line = last; !PLAIN && line < a.geo.row.pairs * 2; line += n)
         *(uint2 *)(stage + tag_offset(line)) = make_uint2(v.tag.step, v.tag.kind);
     bulk_fence();
 }
 
 /* A warp puts the weights of a token behind its row; 0 if they come with combine. */
+template <bool PLAIN>
 MOE_DEVICE void stage_weights(const moe_gpu_args &a, const float *weights,
                               unsigned char *stage)
 {
 #pragma unroll 1
     for (uint32_t j = threadIdx.x & 31; j < a.geo.top_k; j += WARP)
-        *(float *)(stage + packed_offset((a.geo.row.weight_at + j * 4) & ~7u) +
+        *(float *)(stage + wire_offset<PLAIN>((a.geo.row.weight_at + j * 4) & ~7u) +
                    (j & 1) * 4) = weights ? weights[j] : 0.0f;
     bulk_fence();
 }
@@ -332,25 +334,71 @@ MOE_DEVICE void stage_weights(const moe_gpu_args &a, const float *weights,
 /* One warp hands the staged row to the copy engine, for each of its ranks; own rank last.
  */
 MOE_DEVICE void store_row(const moe_gpu_args &a, step_view v, uint32_t token,
-                          uint32_t ranks, const unsigned char *stage)
+                          uint32_t ranks, const unsigned char *stage, uint32_t bytes)
 {
     const uint32_t R = a.geo.ranks;
     const uint64_t slot = v.half + moe_gpu_slot(&a.geo, a.rank, token);
     uint32_t to = a.rank + 1 + (threadIdx.x & 31);
     to -= to >= R ? R : 0;
     if ((threadIdx.x & 31) < R && (ranks >> to & 1))
-        bulk_store((unsigned char *)a.base[to] + slot, shared_address(stage),
-                   a.geo.row.stride);
+        bulk_store((unsigned char *)a.base[to] + slot, shared_address(stage), bytes);
     bulk_commit();
 }
 
+/* The same by the stores of n threads, a rank after the other. */
+MOE_DEVICE void store_row_plainly(const moe_gpu_args &a, step_view v, uint32_t token,
+                                  uint32_t ranks, const unsigned char *stage,
+                                  uint32_t tid, uint32_t n)
+{
+    const uint64_t slot = v.half + moe_gpu_slot(&a.geo, a.rank, token);
+    uint32_t to = a.rank;
+#pragma unroll 1
+    for (uint32_t i = 0; i < a.geo.ranks; i++) {
+        to = to + 1 == a.geo.ranks ? 0 : to + 1;
+        if (ranks >> to & 1)
+            plain_store((unsigned char *)a.base[to] + slot, stage, a.geo.row.bytes, tid,
+                        n);
+    }
+}
+
+/* The flag of a token's row at `to`: all of the row has been written, and a fence has
+ * followed. */
+MOE_DEVICE void raise_flag(const moe_gpu_args &a, step_view v, uint32_t token,
+                           uint32_t to)
+{
+    store_long((uint64_t *)((unsigned char *)a.base[to] + v.half +
+                            moe_gpu_slot(&a.geo, a.rank, token) +
+                            tag_offset(a.geo.row.pairs * 2 - 1)),
+               tag_word(v.tag));
+}
+
+/*
+ * A warp raises the flags of the block's rows of some turns, a lane for each rank: by the
+ * copy engine it is the lane that has sent them, and PENDING of its rows may be under way
+ * still; stores of other threads come before a barrier that this one has passed.
+ */
+template <int PENDING>
+MOE_DEVICE void raise_flags(const moe_gpu_args &a, step_view v, uint32_t turn,
+                            uint32_t end)
+{
+    const uint32_t R = a.geo.ranks;
+    uint32_t to = a.rank + 1 + (threadIdx.x & 31);
+    to -= to >= R ? R : 0;
+    bulk_arrived<PENDING>();
+    fence_system();
+#pragma unroll 1
+    for (; turn < end; turn++)
+        if ((threadIdx.x & 31) < R && (shared_words(a.shared.ranks_at)[turn] >> to & 1))
+            raise_flag(a, v, sender_number(a) + turn * a.plan.senders, to);
+}
+
 /* A warp sends all of one token, through the stage that is for this. */
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
                            uint32_t tokens, uint32_t sendable)
 {
     const uint32_t lane = threadIdx.x & 31;
-    unsigned char *stage = shared_memory + (MOE_GPU_STAGES - 1) * a.geo.row.stride;
+    unsigned char *stage = shared_memory + (a.shared.stages - 1) * a.geo.row.stride;
     int64_t id;
     float weight;
     load_routing(a, token, tokens, &id, &weight);
@@ -358,14 +406,22 @@ MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
     ahead_of<fp8_source<IN>::TYPE> ahead;
     if (IN != MOE_GPU_BYTES)
         load_ahead<fp8_source<IN>::TYPE, WIDE>(a, token, lane * 8, WARP, &ahead);
-    stage_row<IN, WIDE>(a, v, token, &ahead, NO_TOKEN, stage, lane, WARP);
+    stage_row<IN, WIDE, PLAIN>(a, v, token, &ahead, NO_TOKEN, stage, lane, WARP);
     if (a.in_weights)
-        stage_weights(a, a.in_weights + token * a.geo.top_k, stage);
+        stage_weights<PLAIN>(a, a.in_weights + token * a.geo.top_k, stage);
     else
-        stage_weights(a, NULL, stage);
+        stage_weights<PLAIN>(a, NULL, stage);
     __syncwarp();
-    store_row(a, v, token, ranks, stage);
-    bulk_wait<0>();
+    if (PLAIN) {
+        store_row_plainly(a, v, token, ranks, stage, lane, WARP);
+        __syncwarp();
+        fence_system();
+        if (lane < a.geo.ranks && (ranks >> lane & 1))
+            raise_flag(a, v, token, lane);
+    } else {
+        store_row(a, v, token, ranks, stage, a.geo.row.stride);
+        bulk_wait<0>();
+    }
     __syncwarp();
 }
 
@@ -374,7 +430,8 @@ MOE_DEVICE void send_token(const moe_gpu_args &a, step_view v, uint32_t token,
  * peers may be waiting for it, and this block may hold the place that theirs needs. That
  * a row is then stored twice does no harm: the bytes are the same.
  */
-template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
+template <int IN, bool WIDE, bool PLAIN>
+MOE_COLD void send_unsent(const moe_gpu_args &a, step_view v)
 {
     const uint32_t lane = threadIdx.x & 31, tokens = own_tokens(a);
     uint32_t sendable = 0;
@@ -392,7 +449,7 @@ template <int IN, bool WIDE> MOE_COLD void send_unsent(const moe_gpu_args &a, st
             }
             for (; t < tokens; t += a.plan.senders)
                 if (claim(&a.lane.sent_rows[t], v.step))
-                    send_token<IN, WIDE>(a, v, t, tokens, sendable);
+                    send_token<IN, WIDE, PLAIN>(a, v, t, tokens, sendable);
         }
     if (lane == 0)
         atomicExch(&b.stage_lock, 0);
@@ -415,36 +472,49 @@ MOE_DEVICE void begin_send(const moe_gpu_args &a, send_begin<IN> *begin)
                                                THREADS, &begin->ahead);
 }
 
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void send_all(const moe_gpu_args &a, step_view v, uint32_t even,
                          send_begin<IN> *begin)
 {
     const uint32_t tid = threadIdx.x, tokens = begin->tokens;
+    const bool stores = PLAIN && a.geo.row_protocol == MOE_GPU_CHUNK;
     send_headers(a, v, even, begin->header, tokens);
     trace(a, 10);
-    uint32_t turn = 0, stored = 0;
+    uint32_t turn = 0, stored = 0, raised = 0;
 #pragma unroll 1
     for (uint32_t t = sender_number(a); t < tokens; t += a.plan.senders, turn++) {
         unsigned char *stage = shared_memory + (turn & 1) * a.geo.row.stride;
-        if (turn >= 2) {
+        if (turn >= 2 && !stores) {
             if (tid < WARP)
                 bulk_wait<1>();
             __syncthreads();
         }
         uint32_t next =
             t + a.plan.senders < tokens ? t + a.plan.senders : (uint32_t)NO_TOKEN;
-        stage_row<IN, WIDE>(a, v, t, &begin->ahead, next, stage, tid, THREADS);
+        stage_row<IN, WIDE, PLAIN>(a, v, t, &begin->ahead, next, stage, tid, THREADS);
         /* The warp that sent the header has read the weights. */
         if (tid / WARP == header_warp(turn))
-            stage_weights(
+            stage_weights<PLAIN>(
                 a, (const float *)shared_words(a.shared.weights_at) + turn * a.geo.top_k,
                 stage);
         __syncthreads();
         trace(a, 2);
         const uint32_t ranks = shared_words(a.shared.ranks_at)[turn];
-        if (tid < WARP)
-            store_row(a, v, t, ranks, stage);
+        if (stores)
+            store_row_plainly(a, v, t, ranks, stage, tid, THREADS);
+        else if (tid < WARP)
+            store_row(a, v, t, ranks, stage, PLAIN ? a.geo.row.bytes : a.geo.row.stride);
         stored += ranks >> (tid & 31) & 1;
+        if (PLAIN && turn - raised == MOE_GPU_CHUNK_ROWS) {
+            if (tid < WARP)
+                raise_flags<1>(a, v, raised, turn);
+            raised = turn;
+        }
+    }
+    if (PLAIN) {
+        __syncthreads();
+        if (tid < WARP)
+            raise_flags<0>(a, v, raised, turn);
     }
     if (tid < WARP)
         count_for(a.lane.counters->rows_sent, stored);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Contributions of combine in another type than rows have: F32, or FP8 with scales. */
+/* Contributions of combine in parts: in another type than rows have (F32, or FP8 with
+ * scales), or with a flag for each part. */
 #ifndef MOE_DEVICE_WIRE_CUH
 #define MOE_DEVICE_WIRE_CUH
 
@@ -9,18 +10,40 @@
  * A contribution is divided into parts of geo.part_elements elements, each in lines of
  * its own. FP8 has 128 elements for one scale, which comes behind the part's elements:
  *
- *   part  | 8-bit elements, up to 14 x 128 | 14 scales |      F32  | 480 elements |
+ *   part  | 8-bit elements, up to 7 x 128 | 7 scales |      F32  | 240 elements |
  *
  * A warp puts a part together in shared memory, 8 elements a lane at a time, and hands it
  * to the copy engine. The owner waits for the lines that 256 elements need, then reads
  * them again by lanes of 8 elements.
+ *
+ * PLAIN: a part lies as it is, and the tag of its last line is its flag. A warp writes
+ * some parts, lets them arrive, and raises their flags; never does it wait for a peer
+ * with flags that are not raised.
  */
-enum { UNIT = 256 }; /* elements that a warp handles at once */
+enum {
+    UNIT = 256, /* elements that a warp handles at once */
+    WIRE_RING = RINGS_BYTES / PART_BYTES
+};
+
+/* The parts of a warp on their way out. If they are plain, lane i has the flag of part i
+ * of the `waiting` whose flags are not raised. */
+struct wire_ring {
+    uint32_t used, waiting;
+    uint64_t *flag;
+    uint64_t word;
+};
 
 struct wire_part {
     uint32_t first, count; /* elements of the row */
     uint32_t scale_at, pairs;
+    uint32_t bytes; /* if it is plain */
 };
+
+/* Of the place of each part but the last. */
+MOE_DEVICE uint32_t part_bytes(const moe_gpu_args &a)
+{
+    return a.geo.part_pairs * MOE_GPU_PAIR;
+}
 
 MOE_DEVICE wire_part part_of(const moe_gpu_args &a, uint32_t number)
 {
@@ -28,32 +51,48 @@ MOE_DEVICE wire_part part_of(const moe_gpu_args &a, uint32_t number)
     p.first = number * a.geo.part_elements;
     p.count = min(a.geo.part_elements, a.hidden - p.first);
     p.scale_at = (p.count + 127) & ~127u;
-    p.pairs =
-        min(2u * MOE_GPU_PART_MOST, a.geo.give.pairs - number * 2u * MOE_GPU_PART_MOST);
+    p.pairs = min(a.geo.part_pairs, a.geo.give.pairs - number * a.geo.part_pairs);
+    const uint32_t size =
+        a.wire == MOE_GPU_WIRE_F32 ? 4 : a.geo.give.data_bytes / a.hidden;
+    p.bytes =
+        a.wire == MOE_GPU_WIRE_FP8 ? p.scale_at + (p.scale_at >> 5) : p.count * size;
+    p.bytes = moe_gpu_round_up(p.bytes, 16);
     return p;
 }
 
 /* Where the scale of a part's element `at` is. */
-MOE_DEVICE uint32_t scale_offset(const wire_part &p, uint32_t at)
+template <bool PLAIN> MOE_DEVICE uint32_t scale_offset(const wire_part &p, uint32_t at)
 {
     const uint32_t group = at >> 7;
-    return packed_offset((p.scale_at + group * 4) & ~7u) + (group & 1) * 4;
+    return wire_offset<PLAIN>((p.scale_at + group * 4) & ~7u) + (group & 1) * 4;
 }
 
 /* 8 elements of a row as it is; those beyond its end are 0. */
+template <int TYPE> struct eight_of {
+    uint4 v[8 / element<TYPE>::COUNT];
+};
+
 template <int TYPE>
-MOE_DEVICE void load_eight(const moe_gpu_args &a, const void *row, uint32_t first,
-                           float *x)
+MOE_DEVICE eight_of<TYPE> load_eight(const moe_gpu_args &a, const void *row,
+                                     uint32_t first)
 {
     typedef element<TYPE> e;
     const uint32_t bytes = a.geo.give.data_bytes;
+    eight_of<TYPE> x;
 #pragma unroll
     for (int i = 0; i < 8 / e::COUNT; i++) {
         const uint32_t at = (first + i * e::COUNT) * e::BYTES;
-        e::unpack(a.wide ? load_vector<true>(row, at, bytes)
-                         : load_vector<false>(row, at, bytes),
-                  x + i * e::COUNT);
+        x.v[i] = a.wide ? load_vector<true>(row, at, bytes)
+                        : load_vector<false>(row, at, bytes);
     }
+    return x;
+}
+
+template <int TYPE> MOE_DEVICE void unpack_eight(const eight_of<TYPE> &eight, float *x)
+{
+#pragma unroll
+    for (int i = 0; i < 8 / element<TYPE>::COUNT; i++)
+        element<TYPE>::unpack(eight.v[i], x + i * element<TYPE>::COUNT);
 }
 
 /* ------------------------------------------------------------------------ sending */
@@ -131,14 +170,23 @@ MOE_DEVICE bool rounds_rows(const moe_gpu_args &a, uint32_t to)
 }
 
 /* Puts 8 elements of a part into the stage; lanes exchange maxima. */
+template <int TYPE, bool PLAIN>
 MOE_DEVICE void stage_wire(const moe_gpu_args &a, const wire_part &p, uint32_t at,
                            float *x, unsigned char *stage)
 {
+    if (PLAIN && a.wire == MOE_GPU_WIRE_ROW) {
+        typedef element<TYPE> e;
+#pragma unroll
+        for (int i = 0; i < 8; i += e::COUNT)
+            if (at + i < p.count)
+                *(uint4 *)(stage + (at + i) * e::BYTES) = e::pack(x + i);
+        return;
+    }
     if (a.wire == MOE_GPU_WIRE_F32) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
             if (at < p.count)
-                *(uint2 *)(stage + packed_offset(at * 4 + i * 8)) =
+                *(uint2 *)(stage + wire_offset<PLAIN>(at * 4 + i * 8)) =
                     make_uint2(__float_as_uint(x[2 * i]), __float_as_uint(x[2 * i + 1]));
         return;
     }
@@ -148,44 +196,119 @@ MOE_DEVICE void stage_wire(const moe_gpu_args &a, const wire_part &p, uint32_t a
 #pragma unroll
     for (int i = 0; i < 8; i++)
         x[i] = __fmul_rn(x[i], s.inverse);
-    *(uint2 *)(stage + packed_offset(at)) =
+    *(uint2 *)(stage + wire_offset<PLAIN>(at)) =
         make_uint2(four_e4m3(x[0], x[1], x[2], x[3]), four_e4m3(x[4], x[5], x[6], x[7]));
     if ((at & 127) == 0)
-        *(uint32_t *)(stage + scale_offset(p, at)) = s.bits;
+        *(uint32_t *)(stage + scale_offset<PLAIN>(p, at)) = s.bits;
+}
+
+/* The parts that a warp has written have arrived: says so to their owners. */
+MOE_DEVICE void raise_parts(wire_ring *ring)
+{
+    bulk_arrived<0>();
+    __syncwarp();
+    if ((threadIdx.x & 31) < ring->waiting) {
+        fence_system();
+        store_long(ring->flag, ring->word);
+    }
+    ring->waiting = 0;
+}
+
+/* A part leaves the stage, with its flag not raised yet. */
+MOE_DEVICE void send_plain_part(const moe_gpu_args &a, const wire_part &p, line_tag tag,
+                                unsigned char *out, const unsigned char *stage,
+                                uint32_t bytes, wire_ring *ring)
+{
+    const uint32_t lane = threadIdx.x & 31;
+    if (a.geo.give_protocol == MOE_GPU_CHUNK)
+        plain_store(out, stage, bytes, lane, WARP);
+    else if (lane == 0 && bytes)
+        bulk_store(out, shared_address(stage), bytes);
+    bulk_commit();
+    if (lane == ring->waiting) {
+        ring->flag = (uint64_t *)(out + tag_offset(p.pairs * 2 - 1));
+        ring->word = tag_word(tag);
+    }
+    if (++ring->waiting == MOE_GPU_CHUNK_ROWS)
+        raise_parts(ring);
+}
+
+/* The weighted sums of N units of some rows, or those of one, 8 elements a lane in each.
+ */
+template <int TYPE, int N>
+MOE_DEVICE void sum_units(const moe_gpu_args &a, step_view v, const give_item &item,
+                          uint32_t begin, uint32_t end, enum wire_form form,
+                          uint32_t first, float (*acc)[8])
+{
+    enum { AHEAD = 4 };
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            acc[n][j] = 0.0f;
+#pragma unroll 1
+    for (uint32_t i = begin; i < end; i += AHEAD) {
+        eight_of<TYPE> row[AHEAD][N];
+        float weight[AHEAD];
+#pragma unroll
+        for (uint32_t u = 0; u < AHEAD; u++) {
+            if (i + u >= end)
+                continue;
+            const moe_gpu_entry e = entry_of(a, v, item, i + u);
+            const void *from = (const unsigned char *)a.expert_out +
+                               (uint64_t)(uint32_t)e.row * a.geo.give.data_bytes;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                row[u][n] = load_eight<TYPE>(a, from, first + n * UNIT);
+            weight[u] = e.weight;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < AHEAD; u++) {
+            if (i + u >= end)
+                continue;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                float x[8];
+                unpack_eight<TYPE>(row[u][n], x);
+                if (form == WIRE_ROUNDED)
+                    round_wire(x);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    acc[n][j] =
+                        form == WIRE_RAW ? x[j] : __fmaf_rn(weight[u], x[j], acc[n][j]);
+            }
+        }
+    }
 }
 
 /* Sends a part: the weighted sum of entries `begin` to `end`, or of one as it is. */
-template <int TYPE>
+template <int TYPE, bool PLAIN>
 MOE_DEVICE void give_part(const moe_gpu_args &a, step_view v, const give_item &item,
                           uint32_t begin, uint32_t end, enum wire_form form,
                           const wire_part &p, line_tag tag, unsigned char *out,
-                          uint32_t *used)
+                          wire_ring *ring)
 {
+    enum { UNITS = TYPE == MOE_GPU_F32 ? 1 : 2 };
     const uint32_t lane = threadIdx.x & 31;
-    unsigned char *stage = own_rings() + PIECES_BYTES + *used % MOE_GPU_RING * PART_BYTES;
-    if (++*used > MOE_GPU_RING) {
-        bulk_wait<MOE_GPU_RING - 1>();
+    unsigned char *stage = own_rings() + ring->used % WIRE_RING * PART_BYTES;
+    if (++ring->used > WIRE_RING) {
+        bulk_wait<WIRE_RING - 1>();
         __syncwarp();
     }
 #pragma unroll 1
-    for (uint32_t base = 0; begin < end && base < p.count; base += UNIT) {
-        const uint32_t at = base + lane * 8;
-        float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-#pragma unroll 1
-        for (uint32_t i = begin; i < end; i++) {
-            const moe_gpu_entry e = entry_of(a, v, item, i);
-            float x[8];
-            load_eight<TYPE>(a,
-                             (const unsigned char *)a.expert_out +
-                                 (uint64_t)(uint32_t)e.row * a.geo.give.data_bytes,
-                             p.first + at, x);
-            if (form == WIRE_ROUNDED)
-                round_wire(x);
+    for (uint32_t base = 0; begin < end && base < p.count; base += UNITS * UNIT) {
+        float acc[UNITS][8];
+        sum_units<TYPE, UNITS>(a, v, item, begin, end, form, p.first + base + lane * 8,
+                               acc);
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                acc[j] = form == WIRE_RAW ? x[j] : __fmaf_rn(e.weight, x[j], acc[j]);
-        }
-        stage_wire(a, p, at, acc, stage);
+        for (int n = 0; n < UNITS; n++)
+            stage_wire<TYPE, PLAIN>(a, p, base + n * UNIT + lane * 8, acc[n], stage);
+    }
+    if (PLAIN) {
+        bulk_fence();
+        __syncwarp();
+        send_plain_part(a, p, tag, out, stage, begin < end ? p.bytes : 0, ring);
+        return;
     }
     if (lane < p.pairs * 2)
         *(uint2 *)(stage + tag_offset(lane)) = make_uint2(tag.step, tag.kind);
@@ -198,10 +321,10 @@ MOE_DEVICE void give_part(const moe_gpu_args &a, step_view v, const give_item &i
 
 /* Sends every `stride`-th part from `first` on of what this rank has for a token; of how
  * many experts apart. */
-template <int TYPE>
+template <int TYPE, bool PLAIN>
 MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
                                    uint32_t token, uint32_t first, uint32_t stride,
-                                   uint32_t *used)
+                                   wire_ring *ring)
 {
     const uint32_t lane = threadIdx.x & 31;
     give_item item = {to, token, false, {MOE_GPU_NO_ROW, 0}};
@@ -214,8 +337,11 @@ MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t 
     if (a.geo.keeps) {
         const uint32_t unweighted = a.lane.state->unweighted;
         apart = wants_apart(a, to, unweighted);
-        if (!apart && !dropped && (unweighted >> to & 1))
+        if (!apart && !dropped && (unweighted >> to & 1)) {
+            if (PLAIN && ring->waiting)
+                raise_parts(ring);
             dropped = !await_weights(a, v, &item);
+        }
     }
     const enum wire_form form = apart || rows_are_sums(a) ? WIRE_RAW
                                 : rounds_rows(a, item.to) ? WIRE_ROUNDED
@@ -227,41 +353,62 @@ MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t 
     for (uint32_t number = first; number < a.geo.parts; number += stride) {
         const wire_part p = part_of(a, number);
         unsigned char *at =
-            (unsigned char *)a.base[to] + v.half + (uint64_t)number * PART_BYTES;
+            (unsigned char *)a.base[to] + v.half + (uint64_t)number * part_bytes(a);
         if (!apart)
-            give_part<TYPE>(a, v, item, 0, dropped ? 0 : n, form, p, tag,
-                            at + moe_gpu_take(&a.geo, token, a.rank), used);
+            give_part<TYPE, PLAIN>(a, v, item, 0, dropped ? 0 : n, form, p, tag,
+                                   at + moe_gpu_take(&a.geo, token, a.rank), ring);
 #pragma unroll 1
         for (uint32_t i = 0; apart && i < n; i++) {
             const uint32_t place = __float_as_uint(entry_of(a, v, item, i).weight);
-            give_part<TYPE>(a, v, item, i, dropped ? i : i + 1, form, p, tag,
-                            at + moe_gpu_take(&a.geo, token, first_apart(a, to) + place),
-                            used);
+            give_part<TYPE, PLAIN>(
+                a, v, item, i, dropped ? i : i + 1, form, p, tag,
+                at + moe_gpu_take(&a.geo, token, first_apart(a, to) + place), ring);
         }
     }
     return apart ? n : 0;
 }
 
-/* The share of a sending block. */
-template <int TYPE>
-MOE_DEVICE void give_wire(const moe_gpu_args &a, step_view v, uint32_t tokens,
-                          uint32_t *used)
+/* All of it, at once. */
+template <int TYPE, bool PLAIN>
+MOE_DEVICE void send_wire_item(const moe_gpu_args &a, step_view v, uint32_t to,
+                               uint32_t token)
+{
+    wire_ring ring = {0, 0, NULL, 0};
+    give_wire_item<TYPE, PLAIN>(a, v, to, token, 0, 1, &ring);
+    if (PLAIN)
+        raise_parts(&ring);
+    bulk_wait<0>();
+    __syncwarp();
+}
+
+/* The share of a sending block: its warps take the parts of its tokens in turn. */
+template <int TYPE, bool PLAIN>
+MOE_DEVICE void give_wire(const moe_gpu_args &a, step_view v, uint32_t tokens)
 {
     const uint32_t warp = threadIdx.x / WARP, group = warp >> log_of(a.per_group);
     const uint32_t number = sender_number(a),
                    first = number >> log_of(a.plan.give_slices);
     const uint32_t part =
         (number & (a.plan.give_slices - 1)) * a.per_group + (warp & (a.per_group - 1));
-    const uint32_t parts = a.plan.give_slices * a.per_group;
+    const uint32_t warps = a.plan.give_slices * a.per_group;
+    wire_ring ring = {0, 0, NULL, 0};
     for (uint32_t i = first < a.plan.give_classes ? group : a.geo.ranks; i < a.geo.ranks;
          i += a.groups) {
         const uint32_t to = rank_after(a, i), n = __shfl_sync(ALL_LANES, tokens, to);
         uint32_t apart = 0;
-        for (uint32_t t = first; t < n; t += a.plan.give_classes)
-            apart += give_wire_item<TYPE>(a, v, to, t, part, parts, used);
-        count_for(a.lane.counters->given,
-                  part == 0 && to == (threadIdx.x & 31) ? apart : 0);
+        for (uint32_t i = part;; i += warps) {
+            const uint32_t turn = i / a.geo.parts, number = i - turn * a.geo.parts,
+                           t = first + turn * a.plan.give_classes;
+            if (t >= n)
+                break;
+            const uint32_t went =
+                give_wire_item<TYPE, PLAIN>(a, v, to, t, number, a.geo.parts, &ring);
+            apart += number == 0 ? went : 0;
+        }
+        count_for(a.lane.counters->given, to == (threadIdx.x & 31) ? apart : 0);
     }
+    if (PLAIN)
+        raise_parts(&ring);
 }
 
 /* ---------------------------------------------------------------------- receiving */
@@ -382,25 +529,77 @@ MOE_DEVICE bool await_lines(const moe_gpu_args &a, const unsigned char *part,
     return true;
 }
 
-/* 8 elements as f32, exactly. */
-MOE_DEVICE void read_wire(const moe_gpu_args &a, const unsigned char *part,
-                          const wire_part &p, uint32_t at, float *x)
+/* Waits a while for the flags of a part, a lane for each contribution. */
+template <bool APART>
+MOE_DEVICE bool await_flags(const moe_gpu_args &a, const unsigned char *part,
+                            const wire_part &p, line_tag tag, const expectation<APART> &x,
+                            typename place_set<APART>::type places, uint32_t most)
 {
-    if (a.wire == MOE_GPU_WIRE_F32) {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (uint32_t first = 0; first < (APART ? 64 : 32); first += WARP) {
+        const uint32_t place = place_of(x, first + lane);
+        const bool mine = places >> (first + lane) & 1;
+        const unsigned char *flag =
+            part + place * (uint64_t)a.geo.give.stride + tag_offset(p.pairs * 2 - 1);
+        uint32_t polls = 0;
+        while (!__all_sync(ALL_LANES, !mine || load_acquire(flag) == tag_word(tag)))
+            if (++polls == most)
+                return false;
+    }
+    return true;
+}
+
+/* 8 elements on the wire, and their scale. */
+struct wire_eight {
+    uint64_t two[4];
+    float scale;
+};
+
+/* What they are in rows: sent as they are. */
+template <int TYPE> MOE_DEVICE uint32_t words_of(const moe_gpu_args &a)
+{
+    return a.wire == MOE_GPU_WIRE_FP8                          ? 1
+           : a.wire == MOE_GPU_WIRE_F32 || TYPE == MOE_GPU_F32 ? 4
+                                                               : 2;
+}
+
+template <int TYPE, bool PLAIN>
+MOE_DEVICE wire_eight read_wire(const moe_gpu_args &a, const unsigned char *part,
+                                const wire_part &p, uint32_t at)
+{
+    const uint32_t words = words_of<TYPE>(a);
+    wire_eight e;
+    e.scale = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++)
+        if (i < words)
+            e.two[i] = load_long(
+                (const uint64_t *)(part + wire_offset<PLAIN>(at * words + i * 8)));
+    if (a.wire == MOE_GPU_WIRE_FP8)
+        e.scale = __uint_as_float(
+            load_word((const uint32_t *)(part + scale_offset<PLAIN>(p, at))));
+    return e;
+}
+
+/* As f32, exactly. */
+template <int TYPE, bool PLAIN>
+MOE_DEVICE void convert_wire(const moe_gpu_args &a, const wire_eight &e, float *x)
+{
+    if (a.wire == MOE_GPU_WIRE_FP8) {
+        from_e4m3((uint32_t)e.two[0], e.scale, x);
+        from_e4m3((uint32_t)(e.two[0] >> 32), e.scale, x + 4);
+    } else if (TYPE == MOE_GPU_F32 || !PLAIN || a.wire == MOE_GPU_WIRE_F32) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const uint64_t two =
-                load_long((const uint64_t *)(part + packed_offset(at * 4 + i * 8)));
-            x[2 * i] = __uint_as_float((uint32_t)two);
-            x[2 * i + 1] = __uint_as_float((uint32_t)(two >> 32));
+            x[2 * i] = __uint_as_float((uint32_t)e.two[i]);
+            x[2 * i + 1] = __uint_as_float((uint32_t)(e.two[i] >> 32));
         }
-        return;
+    } else {
+        element<TYPE>::unpack(make_uint4((uint32_t)e.two[0], (uint32_t)(e.two[0] >> 32),
+                                         (uint32_t)e.two[1], (uint32_t)(e.two[1] >> 32)),
+                              x);
     }
-    const uint64_t eight = load_long((const uint64_t *)(part + packed_offset(at)));
-    const float scale =
-        __uint_as_float(load_word((const uint32_t *)(part + scale_offset(p, at))));
-    from_e4m3((uint32_t)eight, scale, x);
-    from_e4m3((uint32_t)(eight >> 32), scale, x + 4);
 }
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dispatch for small batches: every row crosses once as packed lines and is expanded
- * here. */
+/* Dispatch: every row crosses once, as packed lines or with a flag, and is expanded here.
+ */
 #include "moe/device_place.cuh"
 
 /*
@@ -18,12 +18,20 @@
  * memory.
  */
 
-/* The weights of a row, for combine: a lane for each takes its from the lane that has
- * loaded it, `at` bytes into the access `v`. */
-MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t at, uint4 v)
+/* The weight of a position of a row, for combine. */
+MOE_DEVICE void keep_weight(const moe_gpu_args &a, item_rows *item, uint32_t j,
+                            float weight)
 {
     const uint64_t pair = (uint64_t)item->source * a.geo.max_tokens + item->token;
-    moe_gpu_entry *entries = a.lane.entries + pair * a.geo.top_k;
+    item->weight[j] = weight;
+    if (item->order[j] != 0xff && item->weighs)
+        a.lane.entries[pair * a.geo.top_k + item->order[j]].weight = weight;
+}
+
+/* All of them: a lane for each takes its from the lane that has loaded it, `at` bytes
+ * into the access `v`. */
+MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t at, uint4 v)
+{
 #pragma unroll 1
     for (uint32_t j = threadIdx.x & 31; (j & ~31u) < a.geo.top_k; j += WARP) {
         const uint32_t byte = packed_offset((at + j * 4) & ~7u);
@@ -36,11 +44,8 @@ MOE_DEVICE void keep_weights(const moe_gpu_args &a, item_rows *item, uint32_t at
                                              : word == 1 ? y
                                              : word == 2 ? z
                                                          : w);
-        if (j >= a.geo.top_k)
-            continue;
-        item->weight[j] = weight;
-        if (item->order[j] != 0xff && item->weighs)
-            entries[item->order[j]].weight = weight;
+        if (j < a.geo.top_k)
+            keep_weight(a, item, j, weight);
     }
 }
 
@@ -137,7 +142,7 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
                 return;
             }
             if ((p.polls & 0xff) == 0xff && (a.phase & MOE_GPU_SEND))
-                send_unsent<IN, WIDE>(a, v);
+                send_unsent<IN, WIDE, false>(a, v);
         }
         /* Accesses that have only elements, then the others. */
         for (uint32_t r = 0; r < item->n; r++) {
@@ -161,6 +166,102 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
                                           : data[3]);
         }
     }
+}
+
+/* ------------------------------------------------------- rows that lie as they are */
+
+MOE_DEVICE const unsigned char *slot_of_item(const moe_gpu_args &a, step_view v,
+                                             const item_rows *item)
+{
+    return own_half(a, v.half) + moe_gpu_slot(&a.geo, item->source, item->token);
+}
+
+/* A warp waits for the flag of a row; false = it does not come. */
+template <int IN, bool WIDE>
+MOE_DEVICE bool await_row(const moe_gpu_args &a, step_view v, item_rows *item)
+{
+    const unsigned char *flag =
+        slot_of_item(a, v, item) + tag_offset(a.geo.row.pairs * 2 - 1);
+    patience p = {v.deadline, 0};
+    while (!__all_sync(ALL_LANES, load_acquire(flag) == tag_word(v.tag))) {
+        if (out_of_patience(&p, a.lane.state, item->source)) {
+            item->failed = 1;
+            return false;
+        }
+        if ((p.polls & 0xff) == 0xff && (a.phase & MOE_GPU_SEND))
+            send_unsent<IN, WIDE, true>(a, v);
+    }
+    return true;
+}
+
+/* The share of a warp, as receive_row. */
+template <int IN, bool WIDE>
+MOE_DEVICE void receive_plain_row(const moe_gpu_args &a, step_view v, item_rows *item,
+                                  uint32_t warp)
+{
+    enum { AHEAD = 4 };
+    const uint32_t lane = threadIdx.x & 31, part = take_slice(a) * a.per_group + warp;
+    const uint32_t stride = a.per_group * a.plan.take_slices * WARP * 16,
+                   bytes = a.geo.row.data_bytes, end = a.geo.row.weight_at;
+    const unsigned char *slot = slot_of_item(a, v, item);
+    if (!await_row<IN, WIDE>(a, v, item))
+        return;
+#pragma unroll 1
+    for (uint32_t first = (part * WARP + lane) * 16; first < end;
+         first += stride * AHEAD) {
+        uint4 data[AHEAD];
+#pragma unroll
+        for (uint32_t u = 0; u < AHEAD; u++)
+            data[u] = load_packet(slot + min(first + u * stride, end - 16));
+        for (uint32_t r = 0; r < item->n; r++) {
+            unsigned char *to = (unsigned char *)a.out_rows +
+                                (uint64_t)(uint32_t)item->row[r] * bytes + first;
+#pragma unroll
+            for (uint32_t u = 0; u < AHEAD; u++)
+                if (first + u * stride + 16 <= bytes)
+                    store_part<WIDE>(to + u * stride, 0, 16, data[u], false);
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < AHEAD; u++)
+            if (first + u * stride < end && first + u * stride + 16 > bytes)
+                write_mixed<WIDE>(a, item, first + u * stride, data[u], false);
+    }
+    for (uint32_t j = lane; part == 0 && j < a.geo.top_k; j += WARP)
+        keep_weight(a, item, j,
+                    __uint_as_float(load_word((const uint32_t *)(slot + end) + j)));
+}
+
+/*
+ * A warp moves a row to where it is wanted through a stage of the block, all by the copy
+ * engine; `moved` counts its rows.
+ */
+template <int IN>
+MOE_DEVICE void move_row(const moe_gpu_args &a, step_view v, item_rows *item,
+                         uint32_t mover, uint32_t *moved)
+{
+    const moe_gpu_row &w = a.geo.row;
+    const uint32_t lane = threadIdx.x & 31;
+    const unsigned char *stage = shared_memory + mover * w.stride;
+    const uint32_t shared = shared_address(stage),
+                   arrived = shared_address(b.moved + mover);
+    if (!await_row<IN, true>(a, v, item))
+        return;
+    bulk_wait<0>(); /* the stage has been read */
+    __syncwarp();
+    if (lane == 0)
+        bulk_load(shared, slot_of_item(a, v, item), w.bytes, arrived);
+    bulk_load_wait(arrived, (*moved)++);
+    for (uint32_t i = lane; i < item->n; i += WARP) {
+        const uint64_t row = (uint32_t)item->row[i];
+        bulk_store((unsigned char *)a.out_rows + row * w.data_bytes, shared,
+                   w.data_bytes);
+        if (w.scale_bytes)
+            bulk_store((unsigned char *)a.out_scales + row * w.scale_bytes,
+                       shared + w.scale_at, w.scale_bytes);
+    }
+    bulk_commit();
+    for (uint32_t j = lane; j < a.geo.top_k; j += WARP)
+        keep_weight(a, item, j, ((const float *)(stage + w.weight_at))[j]);
 }
 
 /* Zeros a delivered row and its scales. */
@@ -390,7 +491,8 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
 /* Is the access with the weights one of this block's? They are in one access. */
 MOE_DEVICE bool has_weights(const moe_gpu_args &a)
 {
-    uint32_t access = a.geo.row.weight_at / MOE_GPU_ACCESS_DATA;
+    uint32_t access =
+        a.geo.row_protocol == MOE_GPU_LL ? a.geo.row.weight_at / MOE_GPU_ACCESS_DATA : 0;
     return (access >> log_of(a.per_group) & (a.plan.take_slices - 1)) == take_slice(a);
 }
 
@@ -415,8 +517,28 @@ MOE_DEVICE uint64_t decisions(const moe_gpu_args &a)
 struct item_round {
     uint32_t turn, turns;
     uint32_t source, group, warp;
-    bool has; /* this group has something to do */
+    bool has;       /* this group has something to do */
+    uint32_t moved; /* rows, by this warp with the copy engine */
 };
+
+/* Some warps move the rows of all groups by the copy engine; true = something is odd. */
+template <int IN>
+MOE_DEVICE bool move_round(const moe_gpu_args &a, step_view v, item_round *r)
+{
+    const uint32_t mover = threadIdx.x / WARP, base = r->source - r->group;
+    const uint32_t movers = min(a.shared.stages - 1, WARPS);
+    bool odd = false;
+    for (uint32_t i = mover; mover < movers && i < r->turns * a.groups; i += movers) {
+        const uint32_t group = i & (a.groups - 1);
+        item_rows *item = &b.item[i >> log_of(a.groups)][group];
+        if (base + group >= a.geo.ranks || !item->valid)
+            continue;
+        move_row<IN>(a, v, item, mover, &r->moved);
+        __syncwarp();
+        odd |= item->failed || item->twins;
+    }
+    return odd;
+}
 
 /* Finds the rows of a round; `conflict` = a source that was seen may be given up. */
 MOE_DEVICE void place_round(const moe_gpu_args &a, step_view v, const item_round &r,
@@ -440,16 +562,22 @@ MOE_DEVICE void place_round(const moe_gpu_args &a, step_view v, const item_round
     }
 }
 
-template <int IN, bool WIDE>
-MOE_DEVICE void receive_round(const moe_gpu_args &a, step_view v, const item_round &r)
+template <int IN, bool WIDE, bool PLAIN>
+MOE_DEVICE void receive_round(const moe_gpu_args &a, step_view v, item_round &r)
 {
+    const bool moves = PLAIN && WIDE && a.geo.row_protocol == MOE_GPU_BULK;
     bool odd = false;
+    if (moves)
+        odd = move_round<IN>(a, v, &r);
 #pragma unroll 1
-    for (uint32_t i = 0; r.has && i < r.turns; i++) {
+    for (uint32_t i = 0; r.has && !moves && i < r.turns; i++) {
         item_rows *item = &b.item[i][r.group];
         if (!item->valid)
             continue;
-        receive_row<IN, WIDE>(a, v, item, r.warp);
+        if (PLAIN)
+            receive_plain_row<IN, WIDE>(a, v, item, r.warp);
+        else
+            receive_row<IN, WIDE>(a, v, item, r.warp);
         odd |= item->failed || item->twins;
     }
     trace(a, 7);
@@ -462,7 +590,7 @@ MOE_DEVICE void receive_round(const moe_gpu_args &a, step_view v, const item_rou
 }
 
 /* Receives the rows of the block, and reports what all blocks together received. */
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
 {
     const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x & 31;
@@ -472,6 +600,7 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
     const uint32_t end = mine < classes ? most : 0;
     bool conflict = false;
     item_round r;
+    r.moved = 0;
     r.group = warp >> log_of(a.per_group);
     r.warp = warp & (a.per_group - 1);
     if (warp == 1) {
@@ -493,30 +622,30 @@ MOE_DEVICE void receive_rows(const moe_gpu_args &a, step_view v)
             r.has = r.group < groups && r.source < a.geo.ranks;
             place_round(a, v, r, r.turn + base == 0, conflict);
             conflict = false;
-            receive_round<IN, WIDE>(a, v, r);
+            receive_round<IN, WIDE, PLAIN>(a, v, r);
         }
     }
     trace(a, 8);
 }
 
-template <int IN, bool WIDE>
+template <int IN, bool WIDE, bool PLAIN>
 MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
 {
     if (a.dp > 1) {
         if (threadIdx.x < WARP)
-            receive_signs<IN, WIDE>(a, v);
+            receive_signs<IN, WIDE, PLAIN>(a, v);
         __syncthreads();
     }
     if (a.header_parts * a.geo.ranks <= WARPS) /* few instructions for few tokens */
-        receive_headers<IN, WIDE, 1>(a, v);
+        receive_headers<IN, WIDE, PLAIN, 1>(a, v);
     else
-        receive_headers<IN, WIDE, 2>(a, v);
+        receive_headers<IN, WIDE, PLAIN, 2>(a, v);
     trace(a, 4);
     __syncthreads();
     trace(a, 5);
     if (needs_offsets(a))
         find_offsets(a);
-    receive_rows<IN, WIDE>(a, v);
+    receive_rows<IN, WIDE, PLAIN>(a, v);
 }
 
 /* The next step of the lane begins with this number; all threads have read the old one.
@@ -530,7 +659,8 @@ MOE_DEVICE void end_step(const moe_gpu_args &a, step_view v)
         a.lane.state->step[i] = v.step + 1;
 }
 
-template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
+template <int IN, bool WIDE, bool PLAIN = false>
+MOE_DEVICE void dispatch(const moe_gpu_args &a)
 {
     await_kernel();
     const uint64_t begin = a.timeout_ns ? time_ns() : 0;
@@ -546,6 +676,8 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
     note_begun(a, v, 0);
     /* A block that only sends receives nothing, not even headers. */
     const bool receives = (a.phase & MOE_GPU_RECV) && (!sends || is_receiver(a));
+    if (PLAIN && tid < MOE_GPU_MOVERS)
+        bulk_load_begin(shared_address(b.moved + tid));
     if (tid == 0) {
         b.stage_lock = b.unweighted = 0;
         b.map = {map.x, map.y, map.z, map.w};
@@ -560,17 +692,17 @@ template <int IN, bool WIDE> MOE_DEVICE void dispatch(const moe_gpu_args &a)
             any_set(a)[i] = 0;
     }
     if (sends)
-        send_all<IN, WIDE>(a, v, map.z, &first);
+        send_all<IN, WIDE, PLAIN>(a, v, map.z, &first);
     trace(a, 3);
     if (receives) {
         __syncthreads();
-        receive_all<IN, WIDE>(a, v);
+        receive_all<IN, WIDE, PLAIN>(a, v);
     }
     let_next_begin();
     if (a.phase & MOE_GPU_RECV)
         end_step(a, v);
     /* Shared memory must outlive the copy engine's reading. */
-    if (tid < WARP && sends)
+    if (PLAIN || (tid < WARP && sends))
         bulk_wait<0>();
     if (a.trace)
         __syncthreads();
@@ -586,3 +718,19 @@ MOE_KERNEL(moe_dispatch_bytes_wide, MOE_GPU_DISPATCH_THREADS,
 MOE_KERNEL(moe_dispatch_bf16_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_BF16, true>)
 MOE_KERNEL(moe_dispatch_f16_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F16, true>)
 MOE_KERNEL(moe_dispatch_f32_wide, MOE_GPU_DISPATCH_THREADS, dispatch<MOE_GPU_F32, true>)
+MOE_KERNEL(moe_dispatch_bytes_plain, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_BYTES, false, true>)
+MOE_KERNEL(moe_dispatch_bf16_plain, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_BF16, false, true>)
+MOE_KERNEL(moe_dispatch_f16_plain, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_F16, false, true>)
+MOE_KERNEL(moe_dispatch_f32_plain, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_F32, false, true>)
+MOE_KERNEL(moe_dispatch_bytes_plain_wide, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_BYTES, true, true>)
+MOE_KERNEL(moe_dispatch_bf16_plain_wide, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_BF16, true, true>)
+MOE_KERNEL(moe_dispatch_f16_plain_wide, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_F16, true, true>)
+MOE_KERNEL(moe_dispatch_f32_plain_wide, MOE_GPU_DISPATCH_THREADS,
+           dispatch<MOE_GPU_F32, true, true>)

@@ -30,6 +30,10 @@
  * of 8 lanes. The link keeps lines whole (test/gpu/micro.cu counts torn ones). Headers
  * are small: their packets are 16 B of 4 expert slots and the tag, each complete in
  * itself. They leave before the rows do, since what comes later waits behind the rows.
+ *
+ * By the other protocols a row, or a part of a contribution, lies in the same place as it
+ * is, without tags, but for that of its last line: this is its flag. Who writes lets all
+ * of a few rows arrive, by one fence, and then writes the flags of these.
  */
 
 #include <stdbool.h>
@@ -52,10 +56,12 @@ enum {
     MOE_GPU_PACKET = 16,
     MOE_GPU_ACCESS = 512, /* what a warp reads or writes at once: two pairs */
     MOE_GPU_ACCESS_DATA = 480,
-    MOE_GPU_STAGES =
-        3, /* rows in shared memory: two in turn, one for late blocks' rows */
-    MOE_GPU_PIECES = 4,       /* parts of rows on their way in, for each warp */
-    MOE_GPU_RING = 2,         /* parts of contributions on their way out, for each warp */
+    MOE_GPU_STAGES = 3, /* rows in shared memory: two in turn, one for late blocks' */
+    MOE_GPU_MOVERS = 8, /* warps that move rows by the copy engine, at most: one in each
+                           stage but the last */
+    MOE_GPU_PIECES = 4, /* parts of rows on their way in, for each warp */
+    MOE_GPU_RING = 2,   /* parts of contributions on their way out, for each warp */
+    MOE_GPU_CHUNK_ROWS = 4,   /* whose flags a fence is for; also of parts */
     MOE_GPU_PART_MOST = 4,    /* accesses in a part, at most */
     MOE_GPU_PLACED = 4,       /* turns whose rows are placed ahead */
     MOE_GPU_GROUPS = 8,       /* most groups of warps in a block */
@@ -78,6 +84,9 @@ enum { MOE_GPU_3D = 0, MOE_GPU_FLAT = 1, MOE_GPU_RANK_MAJOR = 2, MOE_GPU_INDEXED
 
 /* Equal to enum hdl_moe_format. */
 enum { MOE_GPU_PLAIN = 0, MOE_GPU_FP8 = 1, MOE_GPU_POW2 = 2, MOE_GPU_UE8M0 = 3 };
+
+/* How rows and contributions cross; equal to enum hdl_moe_protocol. */
+enum { MOE_GPU_LL = 1, MOE_GPU_CHUNK = 2, MOE_GPU_BULK = 3 };
 
 /* Contributions of combine; equal to enum hdl_moe_wire. */
 enum { MOE_GPU_WIRE_ROW = 0, MOE_GPU_WIRE_F32 = 1, MOE_GPU_WIRE_FP8 = 2 };
@@ -123,12 +132,13 @@ struct moe_gpu_geometry {
     uint32_t token_words; /* words of a bit set of one source's tokens */
     uint32_t packets;     /* of a token's header */
     uint32_t
-        weight_packets;     /* of a token's weights that come with combine; 0 = none do */
-    uint32_t keeps;         /* positions of experts matter: exact sums, late weights */
-    struct moe_gpu_row row; /* of dispatch */
-    struct moe_gpu_row give; /* of combine; data_bytes are those of a row */
-    uint32_t parts;          /* on another wire: of a contribution */
-    uint32_t part_elements;
+        weight_packets; /* of a token's weights that come with combine; 0 = none do */
+    uint32_t keeps;     /* positions of experts matter: exact sums, late weights */
+    uint32_t row_protocol, give_protocol; /* of dispatch, of combine */
+    struct moe_gpu_row row;               /* of dispatch */
+    struct moe_gpu_row give;              /* of combine; data_bytes are those of a row */
+    uint32_t parts; /* of a contribution, unless it is rows in packed lines */
+    uint32_t part_elements, part_pairs;
     uint64_t sign_at, drop_at, header_at, weight_at, slot_at, take_at; /* in a half */
     uint64_t half_bytes;
     uint64_t total_bytes;
@@ -157,6 +167,7 @@ struct moe_gpu_map {
 struct moe_gpu_shared {
     uint32_t any_at, counts_at, offsets_at, ranks_at, weights_at, stash_at;
     uint32_t words; /* of one bit set */
+    uint32_t stages;
     uint64_t bytes;
 };
 
@@ -334,7 +345,7 @@ struct moe_gpu_args {
     uint8_t *missing; /* [T] */
     uint32_t accumulate;
     uint32_t wire;   /* MOE_GPU_WIRE_ */
-    uint32_t wide;   /* on another wire: rows are aligned */
+    uint32_t wide;   /* rows are aligned; for kernels for any */
     uint64_t *trace; /* [grid][TRACE_POINTS] nanoseconds, or NULL */
 };
 
@@ -378,7 +389,8 @@ MOE_GPU_FN uint32_t moe_gpu_magic(uint32_t divisor)
 
 /* Where things are in the shared memory of a dispatch block, and its size. */
 MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
-                                               uint32_t local_experts, uint32_t order,
+                                               uint32_t stages, uint32_t local_experts,
+                                               uint32_t order,
                                                const struct moe_gpu_plan *plan)
 {
     struct moe_gpu_shared s;
@@ -387,7 +399,8 @@ MOE_GPU_FN struct moe_gpu_shared moe_gpu_share(const struct moe_gpu_geometry *g,
     uint64_t stash =
         (uint64_t)moe_gpu_turns(g, plan->take_classes) * g->ranks * g->top_k * 2;
     s.words = moe_gpu_set_words(g);
-    s.any_at = MOE_GPU_STAGES * g->row.stride;
+    s.stages = stages;
+    s.any_at = stages * g->row.stride;
     s.counts_at = (uint32_t)(s.any_at + sets);
     s.offsets_at = s.counts_at + offsets * 4;
     s.ranks_at = s.offsets_at + offsets * 4;

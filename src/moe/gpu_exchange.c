@@ -25,22 +25,49 @@ static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales
     row->stride = row->pairs * MOE_GPU_PAIR;
 }
 
-/* Contributions on another wire are in parts, each in lines of its own: see
- * device_wire.cuh. */
+static bool has_wire(const struct moe_config *c)
+{
+    return c->wire != HDL_MOE_WIRE_ROW;
+}
+
+/*
+ * What AUTO means, from options that all ranks have alike: packed lines but for the most
+ * bytes to a peer from which the copy engine with flags was measured to be faster
+ * (doc/design/gpu.md); sums of rows in their own type never were.
+ */
+static void choose_protocols(const struct moe_config *c, struct moe_gpu_geometry *g)
+{
+    enum { MANY_ROWS = 7 << 19, MANY_SUMS = 7 << 18 };
+    const uint64_t most = c->shape.max_tokens;
+    const uint64_t sum = c->wire == HDL_MOE_WIRE_FP8 ? 1 : sizeof(float);
+    const bool rows = most * g->row.bytes >= MANY_ROWS,
+               sums = has_wire(c) && most * c->shape.hidden * sum >= MANY_SUMS;
+    g->row_protocol = rows ? MOE_GPU_BULK : MOE_GPU_LL;
+    g->give_protocol = sums ? MOE_GPU_BULK : MOE_GPU_LL;
+    if (c->protocol != HDL_MOE_AUTO)
+        g->row_protocol = g->give_protocol = (uint32_t)c->protocol;
+}
+
+/* Contributions on another wire, or with flags, are in parts, each in lines of its own:
+ * see device_wire.cuh. */
 static void wire_geometry(const struct moe_config *c, struct moe_gpu_geometry *g)
 {
-    const uint32_t hidden = c->shape.hidden, part_pairs = 2 * MOE_GPU_PART_MOST;
+    const uint32_t hidden = c->shape.hidden;
     const bool fp8 = c->wire == HDL_MOE_WIRE_FP8;
+    /* Small enough that the warps of a block share a contribution. */
+    const uint32_t part_pairs = c->wire == HDL_MOE_WIRE_F32 ? 8 : 4;
+    const uint32_t size =
+        has_wire(c) ? (uint32_t)sizeof(float) : (uint32_t)c->shape.take_elem;
     row_geometry(&g->give, (uint64_t)hidden * c->shape.take_elem, 0, 0);
-    if (c->opaque || c->wire == HDL_MOE_WIRE_ROW)
+    if (c->opaque || (!has_wire(c) && g->give_protocol == MOE_GPU_LL))
         return;
     const uint32_t room = part_pairs * MOE_GPU_PAIR_DATA, group = MOE_SCALE_GROUP + 4;
-    g->part_elements = fp8 ? room / group * MOE_SCALE_GROUP : room / 4;
+    g->part_elements = fp8 ? room / group * MOE_SCALE_GROUP : room / size;
+    g->part_pairs = part_pairs;
     g->parts = (hidden + g->part_elements - 1) / g->part_elements;
     const uint32_t rest = hidden - (g->parts - 1) * g->part_elements;
-    g->give.pairs =
-        (g->parts - 1) * part_pairs + moe_gpu_pairs(fp8 ? moe_scale_groups(rest) * group
-                                                        : rest * (uint32_t)sizeof(float));
+    g->give.pairs = (g->parts - 1) * part_pairs +
+                    moe_gpu_pairs(fp8 ? moe_scale_groups(rest) * group : rest * size);
     g->give.stride = g->give.pairs * MOE_GPU_PAIR;
 }
 
@@ -58,9 +85,6 @@ static enum hdl_status check_supported(const struct moe_config *c)
     if (s->ranks > MOE_GPU_MAX_RANKS)
         return base_fail(HDL_ENOTSUP, "GPU kernels take %d ranks, the group has %u",
                          MOE_GPU_MAX_RANKS, s->ranks);
-    if (c->protocol != HDL_MOE_AUTO && c->protocol != HDL_MOE_LL)
-        return base_fail(HDL_ENOTSUP, "GPU kernels have no protocol %d",
-                         (int)c->protocol);
     if ((uint64_t)s->hidden * 4 > UINT32_MAX / 2 || s->max_tokens > 1u << 20)
         return base_fail(HDL_ENOTSUP, "GPU kernels take no hidden %u with max_tokens %u",
                          s->hidden, s->max_tokens);
@@ -88,6 +112,7 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     g->token_words = (s->max_tokens + 31) / 32;
     row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
                  (uint64_t)g->top_k_pad * 4);
+    choose_protocols(c, g);
     wire_geometry(c, g);
     g->packets = (s->top_k + MOE_GPU_PACKET_SLOTS - 1) / MOE_GPU_PACKET_SLOTS;
     uint64_t pairs = (uint64_t)s->ranks * s->max_tokens;
@@ -127,11 +152,6 @@ static const char *dispatch_name(const struct moe_config *c)
     return c->dtype == HDL_F32   ? "moe_dispatch_f32"
            : c->dtype == HDL_F16 ? "moe_dispatch_f16"
                                  : "moe_dispatch_bf16";
-}
-
-static bool has_wire(const struct moe_config *c)
-{
-    return c->wire != HDL_MOE_WIRE_ROW;
 }
 
 static const char *combine_name(const struct moe_config *c)
@@ -207,11 +227,12 @@ static bool is_whole(uint32_t phase)
 
 static struct moe_gpu_plan dispatch_plan(const struct moe_gpu *g, uint32_t phase)
 {
+    const bool bulk = g->geo.row_protocol == MOE_GPU_BULK; /* receivers have less to do */
     uint32_t blocks = g->dispatch_blocks, tokens = g->geo.max_tokens;
     uint32_t senders = g->dispatch_senders       ? g->dispatch_senders
                        : tokens * 2 + 1 < blocks ? tokens
-                                                 : blocks / 3;
-    return plan_work(g, blocks, is_whole(phase) ? senders : blocks, 1, 4);
+                                                 : blocks / (bulk ? 2 : 3);
+    return plan_work(g, blocks, is_whole(phase) ? senders : blocks, 1, bulk ? 1 : 4);
 }
 
 /* Few contributions leave before the owners' waiting begins; many fill all blocks. */
@@ -252,7 +273,9 @@ static void share_give(const struct moe_gpu *g, struct moe_gpu_args *a)
 
 static uint64_t dispatch_shared(const struct moe_gpu *g, const struct moe_gpu_plan *p)
 {
-    return moe_gpu_share(&g->geo, g->most_experts, g->config->shape.order, p).bytes;
+    return moe_gpu_share(&g->geo, g->dispatch_stages, g->most_experts,
+                         g->config->shape.order, p)
+        .bytes;
 }
 
 /* The most shared memory that any phase needs. */
@@ -283,6 +306,7 @@ static uint64_t fit_dispatch(struct moe_gpu *g)
         g->geo.ranks <= 2 || g->geo.max_tokens * (g->geo.ranks - 1) <= FEW_ROWS;
     const uint64_t half = (room + 1024) / 2 - MOE_GPU_DISPATCH_FIXED;
     g->most_experts = g->local_experts;
+    g->dispatch_stages = MOE_GPU_STAGES;
     g->dispatch_blocks = g->blocks * 2;
     g->dispatch_threads = MOE_GPU_DISPATCH_THREADS / 2;
     if (few && !g->budget && most_shared(g, false) <= half) {
@@ -290,6 +314,15 @@ static uint64_t fit_dispatch(struct moe_gpu *g)
     } else {
         g->dispatch_blocks = g->blocks;
         g->dispatch_threads = MOE_GPU_DISPATCH_THREADS;
+    }
+    if (g->geo.row_protocol == MOE_GPU_BULK) { /* leaves room for other maps, too */
+        const uint32_t experts = g->config->shape.experts;
+        g->most_experts = g->local_experts * 2 < experts ? g->local_experts * 2 : experts;
+        while (++g->dispatch_stages <= MOE_GPU_MOVERS + 1 &&
+               most_shared(g, false) <= room)
+            ;
+        g->dispatch_stages--;
+        g->most_experts = g->local_experts;
     }
     do
         g->most_experts++;
@@ -313,10 +346,12 @@ enum hdl_status moe_gpu_takes_map(const struct moe_gpu *g, const struct moe_map 
 static enum hdl_status fit(struct moe_gpu *g)
 {
     uint64_t bytes = fit_dispatch(g);
-    enum hdl_status s =
-        find_kernel(g, dispatch_name(g->config), "", bytes, &g->dispatch[0]);
+    const bool plain = g->geo.row_protocol != MOE_GPU_LL;
+    enum hdl_status s = find_kernel(g, dispatch_name(g->config), plain ? "_plain" : "",
+                                    bytes, &g->dispatch[0]);
     if (!s)
-        s = find_kernel(g, dispatch_name(g->config), "_wide", bytes, &g->dispatch[1]);
+        s = find_kernel(g, dispatch_name(g->config), plain ? "_plain_wide" : "_wide",
+                        bytes, &g->dispatch[1]);
     if (!s)
         s = find_kernel(g, "moe_mask_begin", "", 0, &g->mask[0]);
     if (!s)
@@ -326,7 +361,9 @@ static enum hdl_status fit(struct moe_gpu *g)
     bytes = most_shared(g, true);
     const char *name = combine_name(g->config);
     const char *suffix[2] = {"", "_wide"};
-    if (has_wire(g->config))
+    if (g->geo.give_protocol != MOE_GPU_LL)
+        suffix[0] = suffix[1] = "_plain";
+    else if (has_wire(g->config))
         suffix[0] = suffix[1] = "_wire";
     s = find_kernel(g, name, suffix[0], bytes, &g->combine[0]);
     return s ? s : find_kernel(g, name, suffix[1], bytes, &g->combine[1]);
@@ -561,7 +598,7 @@ enum hdl_status moe_gpu_dispatch(struct moe_gpu *g, const struct moe_gpu_call *c
     a.plan = p;
     a.classes_magic = moe_gpu_magic(p.take_classes);
     share_warps(g, &a.groups, &a.per_group);
-    a.shared = moe_gpu_share(&g->geo, g->most_experts, a.order, &p);
+    a.shared = moe_gpu_share(&g->geo, g->dispatch_stages, g->most_experts, a.order, &p);
     return launch(g, false, wide, g->dispatch_threads, a.shared.bytes, &a, call);
 }
 

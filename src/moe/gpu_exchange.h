@@ -22,7 +22,7 @@ struct moe_gpu {
     uint32_t rank;
     uint32_t blocks; /* most blocks of a launch: the budget of multiprocessors */
     bool budget;     /* the caller's; else two blocks may share a multiprocessor */
-    uint32_t dispatch_blocks, dispatch_threads;
+    uint32_t dispatch_blocks, dispatch_threads, dispatch_stages;
     uint32_t dispatch_senders, combine_senders;
     uint32_t local_experts;
     uint32_t most_experts; /* that captured launches have shared memory for */

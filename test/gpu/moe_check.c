@@ -89,6 +89,7 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
                         uint32_t gpus)
 {
     struct hdl_moe_opts *o = &c->opts;
+    const char *forced = getenv("MOE_CHECK_PROTOCOL"); /* number of one, else any */
     gpu_case_defaults(c);
     c->split = how == IN_PHASES;
     c->ranks = how == APART ? gpus : how == CROWDED ? 2 : PICK(seed, 1, 2, 3, 4, 8);
@@ -105,6 +106,9 @@ static void random_case(struct gpu_case *c, uint64_t *seed, enum placement how,
         o->num_experts = (int32_t)(c->ranks * 4);
     while (o->top_k > o->num_experts)
         o->top_k /= 2;
+    o->protocol = PICK(seed, HDL_MOE_AUTO, HDL_MOE_LL, HDL_MOE_CHUNK, HDL_MOE_BULK);
+    if (forced)
+        o->protocol = (enum hdl_moe_protocol)atoi(forced);
     o->layout = PICK(seed, HDL_MOE_EXPERT_3D, HDL_MOE_EXPERT_3D, HDL_MOE_EXPERT_FLAT,
                      HDL_MOE_RANK_MAJOR, HDL_MOE_INDEXED);
     if (o->layout == HDL_MOE_EXPERT_FLAT)
@@ -210,20 +214,21 @@ static int run_case(uint64_t *seed, enum placement how, int gpus, uint32_t numbe
         random_step(&c, seed);
         int differ = run_step(w, &c, step, seed);
         if (differ)
-            fprintf(stderr,
-                    "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
-                    "align %d dtype %d format %d combine %d wire %d routing %d special "
-                    "%d wide %d "
-                    "blocks %u dp %d map %d exact %d late %x lanes %d masked %x %x: %d "
-                    "buffers "
-                    "differ\n",
-                    placements[how], number, step, c.ranks, c.opts.hidden,
-                    c.opts.max_tokens, c.opts.top_k, c.opts.num_experts,
-                    (int)c.opts.layout, c.opts.align, (int)c.opts.dtype,
-                    (int)c.opts.format, (int)c.opts.combine_dtype,
-                    (int)c.opts.combine_wire, c.routing, c.special, c.wide_values,
-                    w->rank[0].gpu->blocks, c.opts.dp_size, c.map_ids != NULL,
-                    c.opts.exact, c.late, c.opts.lanes, c.masked[0], c.masked[1], differ);
+            fprintf(
+                stderr,
+                "%s, case %u step %d: ranks %u hidden %d M %d k %d E %d layout %d "
+                "align %d dtype %d format %d combine %d wire %d protocol %d routing %d "
+                "special "
+                "%d wide %d "
+                "blocks %u dp %d map %d exact %d late %x lanes %d masked %x %x: %d "
+                "buffers "
+                "differ\n",
+                placements[how], number, step, c.ranks, c.opts.hidden, c.opts.max_tokens,
+                c.opts.top_k, c.opts.num_experts, (int)c.opts.layout, c.opts.align,
+                (int)c.opts.dtype, (int)c.opts.format, (int)c.opts.combine_dtype,
+                (int)c.opts.combine_wire, (int)c.opts.protocol, c.routing, c.special,
+                c.wide_values, w->rank[0].gpu->blocks, c.opts.dp_size, c.map_ids != NULL,
+                c.opts.exact, c.late, c.opts.lanes, c.masked[0], c.masked[1], differ);
         bad += differ != 0;
     }
     gpu_world_close(w);

@@ -204,6 +204,7 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     c.ranks = gpus;
     c.opts.max_tokens = (int32_t)tokens;
     c.opts.combine_wire = getenv("MOE_PERF_WIRE") ? atoi(getenv("MOE_PERF_WIRE")) : 0;
+    c.opts.protocol = getenv("MOE_PERF_PROTOCOL") ? atoi(getenv("MOE_PERF_PROTOCOL")) : 0;
     c.seed = 2;
     for (uint32_t i = 0; i < gpus; i++)
         c.tokens[i] = tokens;
