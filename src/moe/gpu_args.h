@@ -118,8 +118,8 @@ struct moe_gpu_row {
     uint32_t weight_at; /* f32 [k], only in dispatch rows */
     uint32_t bytes;
     uint32_t pairs;
-    uint32_t stride; /* of a place in the arena */
-    uint32_t pad;
+    uint32_t stride;  /* of a place in the arena */
+    uint32_t crosses; /* bytes of it that cross, tags or flags included */
 };
 
 struct moe_gpu_geometry {

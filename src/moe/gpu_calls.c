@@ -323,12 +323,12 @@ static void add_counters(struct hdl_moe *m, const struct moe_gpu_counters *c)
         if (r == self)
             continue;
         m->wait_ns[r] += c->wait_ns[r];
-        m->bytes_sent[r] += c->tokens[self] * header + c->rows_sent[r] * g->row.stride +
-                            c->given[r] * g->give.stride;
+        m->bytes_sent[r] += c->tokens[self] * header + c->rows_sent[r] * g->row.crosses +
+                            c->given[r] * g->give.crosses;
         const uint64_t whole = m->config.shape.dp == 1 ? c->rows_sent[r] : c->taken[r];
         m->bytes_received[r] += c->tokens[r] * header +
-                                c->rows_received[r] * g->row.stride +
-                                (whole + c->more[r]) * g->give.stride;
+                                c->rows_received[r] * g->row.crosses +
+                                (whole + c->more[r]) * g->give.crosses;
     }
 }
 

@@ -10,6 +10,8 @@
 _Static_assert(sizeof(struct moe_gpu_args) <= 4000,
                "kernel parameters are 4 KiB at most");
 
+enum { FLAG_BYTES = 8 };
+
 static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales,
                          uint64_t weights)
 {
@@ -23,6 +25,7 @@ static void row_geometry(struct moe_gpu_row *row, uint64_t data, uint64_t scales
     row->bytes = row->weight_at + (uint32_t)weights;
     row->pairs = moe_gpu_pairs(row->bytes);
     row->stride = row->pairs * MOE_GPU_PAIR;
+    row->crosses = row->stride;
 }
 
 static bool has_wire(const struct moe_config *c)
@@ -66,9 +69,15 @@ static void wire_geometry(const struct moe_config *c, struct moe_gpu_geometry *g
     g->part_pairs = part_pairs;
     g->parts = (hidden + g->part_elements - 1) / g->part_elements;
     const uint32_t rest = hidden - (g->parts - 1) * g->part_elements;
-    g->give.pairs = (g->parts - 1) * part_pairs +
-                    moe_gpu_pairs(fp8 ? moe_scale_groups(rest) * group : rest * size);
+    const uint32_t last = fp8 ? moe_scale_groups(rest) * group : rest * size;
+    const uint32_t whole =
+        fp8 ? moe_scale_groups(g->part_elements) * group : g->part_elements * size;
+    g->give.pairs = (g->parts - 1) * part_pairs + moe_gpu_pairs(last);
     g->give.stride = g->give.pairs * MOE_GPU_PAIR;
+    g->give.crosses = g->give.stride;
+    if (g->give_protocol != MOE_GPU_LL)
+        g->give.crosses = (g->parts - 1) * moe_gpu_round_up(whole, 16) +
+                          moe_gpu_round_up(last, 16) + g->parts * FLAG_BYTES;
 }
 
 /* Whether positions of experts matter beyond dispatch. */
@@ -113,6 +122,8 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
     row_geometry(&g->row, (uint64_t)s->hidden * s->row_elem, s->row_scales,
                  (uint64_t)g->top_k_pad * 4);
     choose_protocols(c, g);
+    if (g->row_protocol != MOE_GPU_LL)
+        g->row.crosses = g->row.bytes + FLAG_BYTES;
     wire_geometry(c, g);
     g->packets = (s->top_k + MOE_GPU_PACKET_SLOTS - 1) / MOE_GPU_PACKET_SLOTS;
     uint64_t pairs = (uint64_t)s->ranks * s->max_tokens;
@@ -132,9 +143,7 @@ enum hdl_status moe_gpu_geometry_init(const struct moe_config *c,
 
 enum hdl_moe_protocol moe_gpu_protocol(const struct moe_gpu *g, bool combine)
 {
-    (void)g;
-    (void)combine;
-    return HDL_MOE_LL;
+    return (enum hdl_moe_protocol)(combine ? g->geo.give_protocol : g->geo.row_protocol);
 }
 
 const char *moe_protocol_name(enum hdl_moe_protocol protocol)

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The rules of the kernels for small batches, on the CPU: in every order of events, and
- * as threads over atomics.
+/* The rules of the kernels, on the CPU: in every order of events, and as threads over
+ * atomics.
  *
  *   AGREE   All blocks of a rank must think the same of a source. Who gives up says
  *           "maybe", looks once more and writes what it saw; who has seen the header
  *           reads that word afterwards.
  *   SIGN    Nothing is stored into a peer's half at step s before its header of s-1 or s.
  *   TAG     A line is 8 bytes here, data and step together; older ones are ignored.
+ *   FLAG    Rows that lie as they are: some are written, a fence lets them arrive, then
+ *           their flags are raised. Who waits for a peer has raised all flags before.
  */
 #include <pthread.h>
 #include <sched.h>
@@ -123,16 +125,112 @@ static void test_agreement(void **state)
     assert_int_not_equal(disagreements(RULE_SECOND_LOOK), 0);
 }
 
+/* ------------------------------------------------- FLAG, in every order of arrival */
+
+enum { ROWS = 3 };
+enum { RULE_FENCE = 1, RULE_WRITTEN = 2, RULE_RAISE_FIRST = 4, ALL_RULES = 7 };
+enum { WRITE, RAISE = WRITE + ROWS, FENCE = RAISE + ROWS, PEER, END };
+enum { NOT_YET, UNDER_WAY, ARRIVED };
+
+static struct chunk_search {
+    uint8_t program[16];
+    uint8_t tried[16 * 729];
+    int states, old, untold;
+} search;
+
+/* Two rows in a chunk, a wait for a peer after its first, then one row more. */
+static void write_program(int rules)
+{
+    uint8_t *p = search.program;
+    bool early = !(rules & RULE_WRITTEN);
+    *p++ = WRITE + 0;
+    if (rules & RULE_RAISE_FIRST) {
+        *p++ = FENCE;
+        *p++ = RAISE + 0;
+    }
+    *p++ = PEER;
+    if (early) /* of the whole chunk, though one of its rows is not there */
+        *p++ = RAISE + 1;
+    for (int row = 1; row < ROWS; row++) {
+        *p++ = (uint8_t)(WRITE + row);
+        if (rules & RULE_FENCE)
+            *p++ = FENCE;
+        if (row == 1 && !(rules & RULE_RAISE_FIRST))
+            *p++ = RAISE + 0;
+        if (row != 1 || !early)
+            *p++ = (uint8_t)(RAISE + row);
+    }
+    *p = END;
+}
+
+/* `there`: where each row, then each flag is. */
+static void search_from(uint8_t at, const uint8_t *there)
+{
+    uint8_t op = search.program[at], next[2 * ROWS];
+    size_t index = at;
+    bool waits = false;
+    for (int i = 0; i < 2 * ROWS; i++) {
+        index = index * 3 + there[i];
+        waits |= i < ROWS && there[i] == UNDER_WAY;
+    }
+    if (search.tried[index])
+        return;
+    search.tried[index] = 1;
+    search.states++;
+    for (int row = 0; row < ROWS; row++) {
+        search.old += there[ROWS + row] == ARRIVED && there[row] != ARRIVED;
+        /* A lost peer is never there: the writer stays where it waits. */
+        search.untold += op == PEER && there[row] != NOT_YET && !there[ROWS + row];
+    }
+    for (int i = 0; i < 2 * ROWS; i++)
+        if (there[i] == UNDER_WAY) {
+            memcpy(next, there, sizeof(next));
+            next[i] = ARRIVED;
+            search_from(at, next);
+        }
+    if (op == END || (op == FENCE && waits))
+        return;
+    memcpy(next, there, sizeof(next));
+    if (op < FENCE)
+        next[op] = UNDER_WAY; /* rows, then flags */
+    search_from(at + 1, next);
+}
+
+static void search_all(int rules)
+{
+    static const uint8_t nothing[2 * ROWS];
+    memset(&search, 0, sizeof(search));
+    write_program(rules);
+    search_from(0, nothing);
+    printf("flags, rules %d: %d states, %d with old rows, %d with rows untold\n", rules,
+           search.states, search.old, search.untold);
+}
+
+static void test_flags(void **state)
+{
+    search_all(ALL_RULES);
+    assert_int_equal(search.old + search.untold, 0);
+    search_all(ALL_RULES & ~RULE_FENCE);
+    assert_int_not_equal(search.old, 0);
+    search_all(ALL_RULES & ~RULE_WRITTEN);
+    assert_int_not_equal(search.old, 0);
+    search_all(ALL_RULES & ~RULE_RAISE_FIRST);
+    assert_int_not_equal(search.untold, 0);
+}
+
 /* ------------------------------------------------------------- all rules, as threads */
 
-enum { RANKS = 3, TOKENS = 3, LINES = 4, RECEIVERS = 2, STEPS = 4000 };
+enum { RANKS = 3, TOKENS = 3, LINES = 4, RECEIVERS = 2, STEPS = 4000, CHUNK = 2 };
 
 typedef _Atomic uint64_t line;
 
-/* Header signs and rows by source, contributions by token and holder; two halves. */
+/* Header signs and rows by source, contributions by token and holder; two halves. Rows
+ * are there twice: as lines, and as they are with a flag. */
 static struct arena {
     line sign[2][RANKS];
     line slot[2][RANKS][TOKENS][LINES];
+    uint32_t row[2][RANKS][TOKENS][LINES];
+    line flag[2][RANKS][TOKENS];
     line take[2][TOKENS][RANKS];
 } arena[RANKS];
 
@@ -188,12 +286,31 @@ static void await(line *at, uint32_t step, uint32_t wanted)
         broken("step %u reads %x, not %x", step, data, wanted);
 }
 
-/* Signs are looked at across steps, and by who may be behind: no tag rule here. */
+/* Signs are looked at across steps, and by who may be behind: no tag rule here. Who signs
+ * has read what came in the step before. */
 static bool signed_for(int here, int source, uint32_t step)
 {
     uint64_t v =
-        atomic_load_explicit(&arena[here].sign[step & 1][source], memory_order_relaxed);
+        atomic_load_explicit(&arena[here].sign[step & 1][source], memory_order_acquire);
     return v >> 32 == step;
+}
+
+/* Raises the flags of rows `from` to `end`, which have been written. */
+static void raise_flags(int to, int source, int from, int end, uint32_t step)
+{
+    for (int t = from; t < end; t++)
+        atomic_store_explicit(&arena[to].flag[step & 1][source][t], step,
+                              memory_order_release);
+}
+
+static void await_row(int here, int source, int t, uint32_t step)
+{
+    while (atomic_load_explicit(&arena[here].flag[step & 1][source][t],
+                                memory_order_acquire) != step)
+        sched_yield();
+    for (int l = 0; l < LINES; l++)
+        if (arena[here].row[step & 1][source][t][l] != value(source, t, l, step))
+            broken("step %u reads an old row", step);
 }
 
 static void dawdle(struct block *b)
@@ -217,11 +334,17 @@ static void send(struct block *b, uint32_t step)
         int to = (b->rank + i) % RANKS;
         wait_for_done(b, to, step);
         dawdle(b);
-        store(&arena[to].sign[step & 1][b->rank], TOKENS, step);
-        for (int t = 0; t < TOKENS; t++)
-            for (int l = 0; l < LINES; l++)
-                store(&arena[to].slot[step & 1][b->rank][t][l],
-                      value(b->rank, t, l, step), step);
+        atomic_store_explicit(&arena[to].sign[step & 1][b->rank],
+                              (uint64_t)step << 32 | TOKENS, memory_order_release);
+        for (int t = 0; t < TOKENS; t++) {
+            for (int l = 0; l < LINES; l++) {
+                uint32_t v = value(b->rank, t, l, step);
+                store(&arena[to].slot[step & 1][b->rank][t][l], v, step);
+                arena[to].row[step & 1][b->rank][t][l] = v;
+            }
+            if (t % CHUNK == CHUNK - 1 || t == TOKENS - 1)
+                raise_flags(to, b->rank, t / CHUNK * CHUNK, t + 1, step);
+        }
     }
 }
 
@@ -267,6 +390,8 @@ static void receive(struct block *b, uint32_t step)
             for (int l = 0; l < LINES && thinks[r] == CAME; l++)
                 await(&arena[b->rank].slot[step & 1][r][t][l], step,
                       value(r, t, l, step));
+            if (thinks[r] == CAME)
+                await_row(b->rank, r, t, step);
             wait_for_done(b, r, step);
             store(&arena[r].take[step & 1][t][b->rank], value(r, t, b->rank, step), step);
         }
@@ -320,6 +445,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_agreement),
+        cmocka_unit_test(test_flags),
         cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
