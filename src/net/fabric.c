@@ -85,7 +85,9 @@ static enum hdl_status open_objects(struct net_fabric *fabric)
     if (error)
         return fabric_failed(fabric, "address", error);
     fabric->address_length = (uint32_t)length;
-    fabric->old = FI_VERSION_LT(fabric->lib.version(), FI_VERSION(1, 12));
+    bool old = FI_VERSION_LT(fabric->lib.version(), FI_VERSION(1, 12));
+    fabric->hidden = old || fabric->wait_fd < 0;
+    fabric->reads = fabric->env->config.fabric_reads && !old;
     return HDL_OK;
 }
 
@@ -413,7 +415,7 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     bool arrived = fabric->arrived != before;
     fabric_unlock(fabric);
     *fd = fabric->wait_fd;
-    if (fabric->old || fabric->wait_fd < 0) {
+    if (fabric->hidden) {
         bool quiet = fabric->arrived == fabric->heard;
         fabric->nap = quiet && fabric->nap ? fabric->nap * 2 : first_nap_ns;
         fabric->nap = fabric->nap < last_nap_ns ? fabric->nap : last_nap_ns;

@@ -166,7 +166,7 @@ struct net_fabric {
     size_t eager; /* payload of a message: NET_LONG_BYTES or NET_EAGER_BYTES */
     /* libfabric before 1.12: connections of ofi_rxm do not show in the queue's
      * descriptor, and one that breaks while the peer reads from here crashes it. */
-    bool old;
+    bool hidden, reads;
     int64_t nap;
     uint64_t heard; /* `arrived` at the last nap */
     /* test hooks */
@@ -262,8 +262,11 @@ void fabric_message_done(struct net_fabric *fabric, struct fabric_message *messa
                          int error);
 
 /* fabric_piece.c: payloads that the peer reads. */
-/* Could a piece go out now? */
-bool fabric_offer_room(const struct fabric_link *link);
+/* Could a put of so many bytes, a piece at most, go out now behind `before` more
+ * messages?
+ */
+bool fabric_offer_room(const struct net_fabric *fabric, const struct fabric_link *link,
+                       size_t bytes, uint32_t before);
 /* Offers what there is room for. */
 void fabric_offer_writes(struct net_fabric *fabric, struct fabric_link *link);
 void fabric_offers_taken(struct net_fabric *fabric, struct fabric_link *link,

@@ -22,9 +22,12 @@
 
 /* ------------------------------------------------------------------------- offering */
 
-bool fabric_offer_room(const struct fabric_link *link)
+bool fabric_offer_room(const struct net_fabric *fabric, const struct fabric_link *link,
+                       size_t bytes, uint32_t before)
 {
-    return link->num_offers < FABRIC_OFFERS && fabric_link_room(link, 1);
+    if (!fabric->reads)
+        return fabric_link_room(link, before + (uint32_t)(bytes / NET_EAGER_BYTES) + 1);
+    return link->num_offers < FABRIC_OFFERS && fabric_link_room(link, before + 1);
 }
 
 static void write_finish(struct net_fabric *fabric, struct fabric_write *write)
@@ -103,12 +106,12 @@ static bool offer_all(struct net_fabric *fabric, struct fabric_link *link,
                       struct fabric_write *write)
 {
     while (write->offered < write->bytes) {
-        if (!fabric_offer_room(link))
+        if (!fabric_offer_room(fabric, link, 0, 0))
             return false;
-        if (!(fabric->old ? send_part : offer_piece)(fabric, link, write))
+        if (!(fabric->reads ? offer_piece : send_part)(fabric, link, write))
             return false;
     }
-    if (fabric->old)
+    if (!fabric->reads)
         write_finish(fabric, write);
     return true;
 }

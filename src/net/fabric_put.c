@@ -96,6 +96,31 @@ static void fill_put(const struct net_fabric_remote *remote,
         put->writer = atomic_load_explicit(remote->owner->writer, memory_order_relaxed);
 }
 
+/* Can a put too large for a message be taken now, behind `before` more messages? */
+static bool write_room(const struct net_fabric *fabric, const struct fabric_link *link,
+                       size_t bytes, uint32_t before)
+{
+    if (base_list_empty(&fabric->free_writes))
+        return false;
+    if (bytes > NET_PIECE_BYTES)
+        return true; /* it may wait: its source is not free before it is done */
+    if (!base_list_empty(&link->writes)) {
+        const struct fabric_write *last =
+            base_container_of(link->writes.prev, struct fabric_write, node);
+        if (last->offered < last->bytes)
+            return false;
+    }
+    return fabric_offer_room(fabric, link, bytes, before);
+}
+
+static bool put_room(const struct net_fabric *fabric, const struct fabric_link *link,
+                     size_t bytes, uint32_t before)
+{
+    if (bytes > fabric->eager)
+        return write_room(fabric, link, bytes, before);
+    return bytes <= fabric_link_most(fabric, link) && fabric_link_room(link, before + 1);
+}
+
 static enum hdl_status put_eager(struct net_fabric *fabric,
                                  struct net_fabric_remote *remote,
                                  const struct net_wire_put *put,
@@ -103,8 +128,6 @@ static enum hdl_status put_eager(struct net_fabric *fabric,
 {
     struct fabric_link *link = remote->link;
     size_t bytes = blocks[0].bytes + blocks[1].bytes;
-    if (bytes > fabric_link_most(fabric, link) || !fabric_link_room(link, 1))
-        return HDL_PENDING;
     uint8_t *part = fabric_link_add(fabric, link, sizeof(*put) + bytes, false);
     if (!part)
         return HDL_PENDING;
@@ -132,19 +155,8 @@ static enum hdl_status put_write(struct net_fabric *fabric,
                                  size_t bytes, bool lazy)
 {
     struct fabric_link *link = remote->link;
-    struct base_list *last = link->writes.prev;
-    bool queued = !base_list_empty(&link->writes) &&
-                  base_container_of(last, struct fabric_write, node)->offered <
-                      base_container_of(last, struct fabric_write, node)->bytes;
-    bool room = fabric->old
-                    ? fabric_link_room(link, (uint32_t)(bytes / NET_EAGER_BYTES) + 1)
-                    : fabric_offer_room(link);
-    if (bytes <= NET_PIECE_BYTES && (queued || !room))
-        return HDL_PENDING;
-    struct base_list *node = base_list_pop_front(&fabric->free_writes);
-    if (!node)
-        return HDL_PENDING;
-    struct fabric_write *write = base_container_of(node, struct fabric_write, node);
+    struct fabric_write *write = base_container_of(
+        base_list_pop_front(&fabric->free_writes), struct fabric_write, node);
     _Atomic uint64_t *puts = &remote->owner->puts;
     *write = (struct fabric_write){.link = link,
                                    .remote = remote,
@@ -173,9 +185,12 @@ static enum hdl_status put_one(struct net_fabric *fabric,
                                const struct net_block blocks[2], size_t signal_offset,
                                uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
+    size_t bytes = blocks[0].bytes + blocks[1].bytes;
+    if (!put_room(fabric, remote->link, bytes, 0))
+        return HDL_PENDING;
     struct net_wire_put put;
     fill_put(remote, blocks, signal_offset, value, op, &put);
-    if (blocks[0].bytes + blocks[1].bytes <= fabric->eager)
+    if (bytes <= fabric->eager)
         return put_eager(fabric, remote, &put, blocks, hints & NET_PUT_MORE);
     return put_write(fabric, remote, &put, blocks[0].src, blocks[0].bytes,
                      hints & NET_PUT_LAZY);
@@ -196,8 +211,9 @@ static enum hdl_status fabric_put(struct hdl_peer_window *owner,
         return base_fail(HDL_EINVAL, "first of two blocks has %zu bytes, at most %d",
                          blocks[0].bytes, NET_EAGER_BYTES);
     fabric_lock(fabric);
-    if (apart &&
-        (remote->link->num_offers == FABRIC_OFFERS || !fabric_link_room(remote->link, 2)))
+    /* Else the first would go again with each try of the second. */
+    if (apart && (!fabric_link_room(remote->link, 1) ||
+                  !put_room(fabric, remote->link, blocks[1].bytes, 1)))
         status = HDL_PENDING;
     if (status == HDL_OK && apart)
         status =
@@ -222,7 +238,9 @@ static enum hdl_status fabric_put_exposed(struct hdl_peer_window *owner,
                                      .offset = offset,
                                      .signal_offset = UINT64_MAX};
     fabric_lock(fabric);
-    status = put_write(fabric, owner->fabric, &put, src, bytes, false);
+    status = write_room(fabric, owner->fabric->link, bytes, 0)
+                 ? put_write(fabric, owner->fabric, &put, src, bytes, false)
+                 : HDL_PENDING;
     fabric_unlock(fabric);
     return status;
 }
