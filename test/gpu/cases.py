@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Hard cases of Buffer and Moe on GPUs: full memory, offsets above 2^31, a busy GPU, a host that never waits, mixed replays.
+"""Hard cases of Buffer and Moe on GPUs: full memory, offsets above 2^31, a busy GPU, no waiting host, mixed replays.
 
 usage: cases.py [RANKS]
 """
