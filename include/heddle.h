@@ -115,8 +115,7 @@ struct hdl_peer_window;
 /* Constant name ("HDL_EINVAL") and one-line meaning of a status; never NULL. */
 HDL_API const char *hdl_status_name(enum hdl_status status);
 HDL_API const char *hdl_status_text(enum hdl_status status);
-/* Text of the calling thread's last failed call, "" if none. Valid until its next call.
- */
+/* Text of the calling thread's last failed call, "" if none. Valid until its next one. */
 HDL_API const char *hdl_error_detail(void);
 /* "0.1.0 ..." : version and build options. */
 HDL_API const char *hdl_version(void);
@@ -458,8 +457,7 @@ hdl_allreduce(struct hdl_group *group, const void *src, void *dst, size_t count,
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_allgather(struct hdl_group *group, const void *src, void *dst, size_t count,
               enum hdl_dtype dtype, const struct hdl_call *call, struct hdl_op **op);
-/* dst: counts[r] elements of rank r at displs[r]; counts and displs [size], equal on all.
- */
+/* dst: counts[r] elements of rank r at displs[r]; both arrays [size], equal on all. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_allgatherv(struct hdl_group *group, const void *src, void *dst, const size_t *counts,
                const size_t *displs, enum hdl_dtype dtype, const struct hdl_call *call,
@@ -522,8 +520,7 @@ hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype,
 
 /* Makes progress; HDL_PENDING or the final status. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_test(struct hdl_op *op);
-/* Waits; HDL_PENDING when timeout_us (HDL_FOREVER = none) is over: the operation goes on.
- */
+/* Waits; HDL_PENDING when timeout_us (HDL_FOREVER = none) is over: it goes on. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us);
 /* Text of a failed operation, with the offending values and ranks; "" otherwise. */
 HDL_API const char *hdl_op_detail(const struct hdl_op *op);
@@ -543,11 +540,8 @@ HDL_API int32_t hdl_last_failed(uint64_t *mask, size_t words);
 
 /* -------------------------------------------------------------------------- windows */
 
-/*
- * Registered memory that peers may write and read: the three primitives put, signal,
- * wait. Create a window, give its packed handle to peers (with hdl_allgather, say), open
- * theirs.
- */
+/* Memory that peers write and read: put, signal, wait. Create a window, give its packed
+ * handle to peers (with hdl_allgather, say), open theirs. */
 #define HDL_WINDOW_HANDLE_BYTES 512
 
 enum hdl_window_kind { HDL_WINDOW_HOST = 0 };
@@ -563,6 +557,14 @@ HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_create(struct hdl_context *con
                                                          size_t bytes,
                                                          enum hdl_window_kind kind,
                                                          struct hdl_window **window);
+/* Device memory of the caller (of cudaMalloc or cuMemAlloc), who frees it after the
+ * window. Who opens it, on this host and with a CUDA context current, gets an address for
+ * kernels (hdl_peer_window_map, heddle_device.cuh), and no put, signal or wait. It is
+ * gone with its process: kernels must not touch it then. HDL_EINVAL: not device memory or
+ * beyond its allocation; HDL_ENOTSUP: no driver, or an allocator that cannot share. */
+HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_adopt(struct hdl_context *context,
+                                                        void *memory, size_t bytes,
+                                                        struct hdl_window **window);
 /* Frees the window and its memory; peers' later puts have no effect. NULL is legal. */
 HDL_API void hdl_window_destroy(struct hdl_window *window);
 /* Its memory, valid until it is destroyed, and its size. */
@@ -572,13 +574,11 @@ HDL_API size_t hdl_window_bytes(const struct hdl_window *window);
  * HDL_EINVAL: too little room. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_pack(const struct hdl_window *window,
                                                        void *handle, size_t *length);
-/* HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: not reachable.
- */
+/* HDL_EINVAL: not a handle; HDL_EPEER: its process is gone; HDL_ENOTSUP: unreachable. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_window_open(struct hdl_context *context,
                                                        const void *handle, size_t length,
                                                        struct hdl_peer_window **peer);
-/* Puts that are under way may be lost: close when the peer has seen them. NULL is legal.
- */
+/* Puts under way may be lost: close when the peer has seen them. NULL is legal. */
 HDL_API void hdl_window_close(struct hdl_peer_window *peer);
 /* Memory of the peer if it is mapped (load and store), NULL if it is messaged. */
 HDL_API void *hdl_peer_window_map(const struct hdl_peer_window *peer);

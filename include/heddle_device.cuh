@@ -7,9 +7,10 @@
 #include <stdint.h>
 
 /*
- * A kernel needs addresses at which the memory of its peers is mapped here, by whatever
- * means, and flags in the memory of each: 64-bit words, zero at first, that one rank
- * writes and that only grow. They are never cleared: round n of a loop waits for n.
+ * A kernel needs addresses at which the memory of its peers is mapped here, of
+ * hdl_window_adopt or by whatever means, and flags in the memory of each: 64-bit words,
+ * zero at first, that one rank writes and that only grow. They are never cleared: round n
+ * of a loop waits for n.
  *
  *   writer                                  reader
  *   hdl_device_put(peer data, ...)

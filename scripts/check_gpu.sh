@@ -27,6 +27,7 @@ if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/de
         timeout 180 python3 test/gpu/buffer.py $ranks || exit 1
     done
     timeout 180 python3 test/gpu/cases.py || exit 1
+    timeout 60 python3 test/gpu/windows.py || exit 1
     timeout 90 python3 test/gpu/beside.py || exit 1
 fi
 if command -v compute-sanitizer >/dev/null; then

@@ -302,6 +302,18 @@ enum hdl_status hdl_window_create(struct hdl_context *context, size_t bytes,
     return status == HDL_OK ? net_window_create(context->net, bytes, window) : status;
 }
 
+enum hdl_status hdl_window_adopt(struct hdl_context *context, void *memory, size_t bytes,
+                                 struct hdl_window **window)
+{
+    enum hdl_status status = check_context(context);
+    if (status == HDL_OK && (!memory || bytes == 0 || !window))
+        status = base_fail(HDL_EINVAL, !memory   ? "memory is NULL"
+                                       : !window ? "window is NULL"
+                                                 : "a window of 0 bytes");
+    return status == HDL_OK ? net_window_adopt(context->net, memory, bytes, window)
+                            : status;
+}
+
 enum hdl_status hdl_window_open(struct hdl_context *context, const void *handle,
                                 size_t length, struct hdl_peer_window **peer)
 {

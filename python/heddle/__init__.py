@@ -31,7 +31,7 @@ from heddle._group import Group, Member, View
 from heddle._job import info, init, stats
 from heddle._moe import Moe, MoeOptions, MoeSizes, Received, Step
 from heddle._operation import Operation
-from heddle._window import PeerWindow, Window
+from heddle._window import DeviceWindow, PeerWindow, Window
 
 __version__: str = lib.hdl_version().decode().split()[0]
 
@@ -40,6 +40,7 @@ __all__ = [
     "ANY_TAG",
     "Context",
     "DType",
+    "DeviceWindow",
     "Error",
     "Group",
     "IncompleteError",

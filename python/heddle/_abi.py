@@ -530,6 +530,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "hdl_op_free": (None, (_PTR,)),
     "hdl_last_failed": (c_int32, (_MASK, c_size_t)),
     "hdl_window_create": (_ENUM, (_PTR, c_size_t, _ENUM, _OUT)),
+    "hdl_window_adopt": (_ENUM, (_PTR, _PTR, c_size_t, _OUT)),
     "hdl_window_destroy": (None, (_PTR,)),
     "hdl_window_data": (_PTR, (_PTR,)),
     "hdl_window_bytes": (c_size_t, (_PTR,)),

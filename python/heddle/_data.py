@@ -168,6 +168,20 @@ def device_data_of(source: Any, write: bool = False) -> Data:
     return Data(address, math.prod(shape), named_dtype(str(source.dtype)), shape, source)
 
 
+class DeviceBytes:
+    """Bytes of device memory that another object owns, for torch.as_tensor and cupy.asarray."""
+
+    def __init__(self, owner: object, address: int, count: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+
 def new_like(source: Any, shape: Sequence[int]) -> Any:
     """Uninitialised memory of the kind and type of `source`: tensor for tensor, array for array, else a memoryview."""
     if hasattr(source, "new_empty"):

@@ -11,7 +11,7 @@ from typing import Any
 
 from heddle import _abi, _error
 from heddle._abi import DType, MoeFormat, MoeLayout, MoeMemory, MoeProtocol, MoeWire, Status, lib
-from heddle._data import Data, data_of, device_data_of, name_of
+from heddle._data import Data, DeviceBytes, data_of, device_data_of, name_of
 from heddle._group import int32s
 from heddle._object import Object, microseconds
 
@@ -39,20 +39,6 @@ def cuda_tensor(shape: tuple[int, ...], dtype: DType) -> Any:
     """Uninitialised torch tensor on the current CUDA device."""
     torch = _torch_cuda()
     return torch.empty(shape, dtype=getattr(torch, name_of(dtype)), device="cuda")
-
-
-class DeviceBytes:
-    """Bytes of device memory that an exchange owns, for torch.as_tensor and cupy.asarray."""
-
-    def __init__(self, exchange: Object, address: int, count: int) -> None:
-        self._exchange = exchange
-        self.__cuda_array_interface__ = {
-            "shape": (count,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-            "strides": None,
-        }
 
 
 @dataclasses.dataclass(frozen=True)

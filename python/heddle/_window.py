@@ -9,7 +9,7 @@ from typing import Any
 from heddle import _abi, _error
 from heddle._abi import SignalOp, WindowKind, lib
 from heddle._context import Context
-from heddle._data import data_of
+from heddle._data import DeviceBytes, data_of, device_data_of
 from heddle._object import Object, microseconds
 
 
@@ -52,6 +52,23 @@ class Window(Object):
         _error.check(self.call(lib.hdl_window_wait, offset, value, peer, limit))
 
     _destroy = staticmethod(lib.hdl_window_destroy)
+
+
+class DeviceWindow(Window):
+    """Memory of a CUDA tensor, for kernels of peers on this host; pack() is all that it does besides.
+
+    The tensor is held until close(). Its allocator must be one that CUDA IPC can share: torch's is, but not with
+    expandable segments. Raises heddle.Error: EINVAL (not device memory), ENOTSUP (no driver, or such an allocator).
+    """
+
+    def __init__(self, context: Context, tensor: Any) -> None:
+        Object.__init__(self, context)
+        made = ctypes.c_void_p()
+        data = device_data_of(tensor, write=True)
+        nbytes = data.count * lib.hdl_dtype_size(data.dtype)
+        _error.check(context.call(lib.hdl_window_adopt, data.address, nbytes, made))
+        self._opened(made.value or 0)
+        self._tensor = tensor
 
 
 class PeerWindow(Object):
@@ -101,5 +118,9 @@ class PeerWindow(Object):
         """Address of the peer's memory if it is mapped here, else None."""
         found: int | None = self.call(lib.hdl_peer_window_map)
         return found
+
+    def device_bytes(self, count: int) -> DeviceBytes:
+        """The first `count` bytes of a peer's DeviceWindow, for torch.as_tensor and cupy.asarray, until close()."""
+        return DeviceBytes(self, self.mapped or 0, count)
 
     _destroy = staticmethod(lib.hdl_window_close)

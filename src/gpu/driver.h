@@ -38,6 +38,11 @@ struct gpu_mem_access {
     int flags; /* 3 = read and write */
 };
 
+/* What the driver tells other processes of an allocation. */
+struct gpu_ipc {
+    unsigned char bytes[64];
+};
+
 struct gpu_launch_attribute {
     int id;
     char pad[4];
@@ -65,8 +70,15 @@ enum {
     GPU_ATTR_FD_HANDLES = 103,
     GPU_ATTR_SHARED_OPTIN = 97,
     GPU_FUNCTION_SHARED_BYTES = 8,
-    GPU_LAUNCH_TOGETHER = 2,    /* cooperative: all blocks at once, or none */
-    GPU_LAUNCH_EARLY = 6,       /* programmatic stream serialization */
+    GPU_LAUNCH_TOGETHER = 2, /* cooperative: all blocks at once, or none */
+    GPU_LAUNCH_EARLY = 6,    /* programmatic stream serialization */
+    GPU_POINTER_CTX = 1,     /* CU_POINTER_ATTRIBUTE_* */
+    GPU_POINTER_TYPE = 2,
+    GPU_POINTER_IPC = 10,
+    GPU_POINTER_BASE = 11,
+    GPU_POINTER_SIZE = 12,
+    GPU_MEMORY_DEVICE = 2,
+    GPU_IPC_PEER_ACCESS = 1,
     GPU_PEER_ACCESS = 2,        /* CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED */
     GPU_PEER_NATIVE_ATOMIC = 3, /* hardware link with atomics: NVLink */
     GPU_STREAM_NON_BLOCKING = 1,

@@ -12,13 +12,15 @@
  *  u64 rank epoch  u64 context id  u64 window id  u64 key  u64 bytes
  *  u64 bell id  u64 bell key
  *  string provider  u16 length, address   u64 secret
+ *  of device memory: CUDA's handle[64], u64 offset
  *  u32 checksum of all before it (against accidents; keys are what protects)
  */
 enum {
     HANDLE_MAGIC = 0x57444c48,
     HANDLE_VERSION = 2,
     HANDLE_HAS_EVENT = 1,
-    HANDLE_LONG = 2
+    HANDLE_LONG = 2,
+    HANDLE_OF_DEVICE = 4
 };
 
 static uint32_t handle_checksum(const uint8_t *data, size_t length)
@@ -37,7 +39,8 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
     base_write_u32(&writer, HANDLE_MAGIC);
     base_write_u16(&writer, HANDLE_VERSION);
     base_write_u16(&writer, (handle->has_event ? HANDLE_HAS_EVENT : 0) |
-                                (handle->long_messages ? HANDLE_LONG : 0));
+                                (handle->long_messages ? HANDLE_LONG : 0) |
+                                (handle->of_device ? HANDLE_OF_DEVICE : 0));
     base_write_bytes(&writer, handle->host_id, sizeof(handle->host_id));
     base_write_string(&writer, handle->socket_name);
     base_write_u32(&writer, (uint32_t)handle->pid);
@@ -53,6 +56,10 @@ enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
     base_write_u16(&writer, (uint16_t)handle->address_length);
     base_write_bytes(&writer, handle->address, handle->address_length);
     base_write_u64(&writer, handle->secret);
+    if (handle->of_device) {
+        base_write_bytes(&writer, handle->shared.ipc.bytes, sizeof(handle->shared.ipc));
+        base_write_u64(&writer, handle->shared.offset);
+    }
     if (!writer.failed)
         base_write_u32(&writer, handle_checksum(out, writer.pos));
     if (writer.failed)
@@ -77,6 +84,7 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
     uint16_t flags = base_read_u16(&reader);
     handle->has_event = flags & HANDLE_HAS_EVENT;
     handle->long_messages = flags & HANDLE_LONG;
+    handle->of_device = flags & HANDLE_OF_DEVICE;
     base_read_bytes(&reader, handle->host_id, sizeof(handle->host_id));
     base_read_string(&reader, handle->socket_name, sizeof(handle->socket_name));
     handle->pid = (int32_t)base_read_u32(&reader);
@@ -96,6 +104,10 @@ enum hdl_status net_handle_unpack(const void *data, size_t length,
     handle->address_length = address_length;
     base_read_bytes(&reader, handle->address, address_length);
     handle->secret = base_read_u64(&reader);
+    if (handle->of_device) {
+        base_read_bytes(&reader, handle->shared.ipc.bytes, sizeof(handle->shared.ipc));
+        handle->shared.offset = base_read_u64(&reader);
+    }
     size_t covered = reader.pos;
     uint32_t checksum = base_read_u32(&reader);
     /* A tail is legal: handles travel in fixed-size fields. */

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/list.h"
+#include "gpu/ipc.h"
 
 #include <pthread.h>
 
@@ -53,6 +54,8 @@ struct net_handle {
     uint8_t address[NET_MAX_ADDRESS];
     uint64_t secret; /* every message to this context carries it */
     bool long_messages;
+    bool of_device; /* memory of a GPU that a user brought */
+    struct gpu_shared shared;
 };
 
 enum hdl_status net_handle_pack(const struct net_handle *handle, void *out,
@@ -91,6 +94,7 @@ struct net_ops {
 
 extern const struct net_ops net_self_ops;
 extern const struct net_ops net_shm_ops;
+extern const struct net_ops net_cuda_ops;
 extern const struct net_ops net_fabric_ops;
 
 /* Bell of a peer context of this host, shared by all its windows that are open here. */
@@ -141,6 +145,8 @@ struct hdl_window {
     const _Atomic uint64_t *writers;
     uint32_t num_writers;
     struct base_list fabric_node;
+    bool of_device; /* the user's: `data` is no memory of the host */
+    struct gpu_shared shared;
 };
 
 struct hdl_peer_window {
@@ -161,7 +167,12 @@ struct hdl_peer_window {
     bool must_fence;
     _Atomic uint64_t puts;
     struct net_fabric_remote *fabric;
+    struct gpu_ipc_map device;
 };
+
+/* window.c: memory of the own window that a handle names. HDL_EPEER: it is gone. */
+enum hdl_status net_window_of(struct net *net, const struct net_handle *handle,
+                              uint8_t **data);
 
 /* memory.c: a sealed, zeroed memfd mapped shared; and mapping one that came from a peer.
  */

@@ -103,6 +103,9 @@ enum hdl_status net_descriptor_fetch(struct net *net, const struct net_ticket *t
  */
 enum hdl_status net_window_create(struct net *net, size_t bytes,
                                   struct hdl_window **window);
+/* Device memory of the caller, see hdl_window_adopt. */
+enum hdl_status net_window_adopt(struct net *net, void *memory, size_t bytes,
+                                 struct hdl_window **window);
 void net_window_destroy(struct hdl_window *window);
 void *net_window_data(const struct hdl_window *window);
 size_t net_window_bytes(const struct hdl_window *window);
@@ -143,7 +146,7 @@ void net_remote_write_as(struct hdl_peer_window *remote, uint32_t slot,
                          const _Atomic uint64_t *writer);
 /* Memory of the peer's window, NULL if messaged. */
 void *net_remote_map(const struct hdl_peer_window *remote);
-/* "self", "shm" or "fabric:<provider>". */
+/* "self", "shm", "cuda" or "fabric:<provider>". */
 const char *net_remote_transport(const struct hdl_peer_window *remote);
 /* Do two handles belong to processes that map each other's memory? Asks nobody. False for
  * a bad handle, and always if transport is NET_FABRIC and the processes differ. */

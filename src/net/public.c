@@ -176,6 +176,9 @@ enum hdl_status hdl_window_wait(struct hdl_window *window, size_t offset, uint64
 {
     if (!window)
         return base_fail(HDL_EINVAL, "wait on a NULL window");
+    if (window->of_device)
+        return base_fail(HDL_ENOTSUP,
+                         "a window of device memory is read by kernels only");
     if (offset % 8 != 0 || window->bytes < 8 || offset > window->bytes - 8)
         return base_fail(HDL_EINVAL, "wait at %zu of a window of %zu bytes", offset,
                          window->bytes);

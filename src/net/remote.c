@@ -43,6 +43,18 @@ bool net_handles_mapped(const struct net *net, const void *a, size_t a_length,
             memcmp(one.host_id, two.host_id, sizeof(one.host_id)) == 0);
 }
 
+/* NULL = the window cannot be reached. */
+static const struct net_ops *choose(const struct net *net,
+                                    const struct net_handle *handle)
+{
+    const bool mapped = remote_is_mapped(net, handle);
+    if (handle->of_device)
+        return mapped ? &net_cuda_ops : NULL;
+    if (handle->net_id == net->id)
+        return &net_self_ops;
+    return mapped ? &net_shm_ops : net->fabric ? &net_fabric_ops : NULL;
+}
+
 enum hdl_status net_remote_open(struct net *net, const void *data, size_t length,
                                 unsigned access, struct hdl_peer_window **out)
 {
@@ -52,6 +64,9 @@ enum hdl_status net_remote_open(struct net *net, const void *data, size_t length
         return status;
     if (!(access & (NET_READ | NET_WRITE)) || access > (NET_READ | NET_WRITE | NET_GROUP))
         return base_fail(HDL_EINVAL, "access %u", access);
+    if (handle.of_device && access & NET_GROUP)
+        return base_fail(HDL_EINVAL, "rank %d gives device memory for a group's",
+                         handle.rank);
     struct hdl_peer_window *remote = base_alloc(net->env, 1, sizeof(*remote));
     if (!remote)
         return HDL_ENOMEM;
@@ -60,16 +75,12 @@ enum hdl_status net_remote_open(struct net *net, const void *data, size_t length
     remote->access = access;
     remote->rank = handle.rank;
     remote->rank_epoch = handle.rank_epoch;
-    if (handle.net_id == net->id) {
-        remote->ops = &net_self_ops;
-    } else if (remote_is_mapped(net, &handle)) {
-        remote->ops = &net_shm_ops;
-    } else if (net->fabric) {
-        remote->ops = &net_fabric_ops;
-    } else {
-        status = base_fail(HDL_ENOTSUP,
-                           "rank %d (pid %d) is on another host and fabric is off: %s",
-                           handle.rank, handle.pid, net->fabric_reason);
+    remote->ops = choose(net, &handle);
+    if (!remote->ops) {
+        status = base_fail(
+            HDL_ENOTSUP, "rank %d (pid %d) is on another host and %s%s", handle.rank,
+            handle.pid, handle.of_device ? "gives memory of its GPU" : "fabric is off: ",
+            handle.of_device ? "" : net->fabric_reason);
         goto free_remote;
     }
     status = remote->ops->open(remote, &handle);
@@ -113,8 +124,8 @@ void *net_remote_map(const struct hdl_peer_window *remote)
 
 const char *net_remote_transport(const struct hdl_peer_window *remote)
 {
-    return remote->ops->put ? net_fabric_transport_name(remote->net->fabric)
-                            : remote->ops->name;
+    return remote->ops == &net_fabric_ops ? net_fabric_transport_name(remote->net->fabric)
+                                          : remote->ops->name;
 }
 
 static enum hdl_status remote_check(const struct hdl_peer_window *remote, size_t offset,

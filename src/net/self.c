@@ -7,22 +7,9 @@ static enum hdl_status self_open(struct hdl_peer_window *remote,
                                  const struct net_handle *handle)
 {
     struct net *net = remote->net;
-    enum hdl_status status = HDL_EPEER;
-    pthread_mutex_lock(&net->lock);
-    base_list_each(node, after, &net->windows)
-    {
-        struct hdl_window *window = base_container_of(node, struct hdl_window, node);
-        if (window->id == handle->window_id && window->key == handle->key &&
-            window->bytes == handle->bytes) {
-            remote->data = window->data;
-            status = HDL_OK;
-            break;
-        }
-    }
-    pthread_mutex_unlock(&net->lock);
+    enum hdl_status status = net_window_of(net, handle, &remote->data);
     if (status != HDL_OK)
-        return base_fail(status, "window %llu of this process is gone",
-                         (unsigned long long)handle->window_id);
+        return status;
     remote->bell = net->bell;
     /* The own process may sleep without membarrier having seen this thread run. */
     remote->must_fence = true;

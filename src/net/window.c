@@ -49,6 +49,55 @@ free_window:
     return status;
 }
 
+enum hdl_status net_window_adopt(struct net *net, void *memory, size_t bytes,
+                                 struct hdl_window **out)
+{
+    struct gpu_shared shared;
+    enum hdl_status status = gpu_share(memory, bytes, &shared);
+    if (status != HDL_OK)
+        return status;
+    struct hdl_window *window = base_alloc(net->env, 1, sizeof(*window));
+    if (!window)
+        return HDL_ENOMEM;
+    window->net = net;
+    window->data = memory;
+    window->bytes = bytes;
+    window->of_device = true;
+    window->shared = shared;
+    status = base_random_u64(&window->key);
+    if (status != HDL_OK) {
+        base_free(net->env, window);
+        return status;
+    }
+    pthread_mutex_lock(&net->lock);
+    window->id = net->next_id++;
+    base_list_push_back(&net->windows, &window->node);
+    pthread_mutex_unlock(&net->lock);
+    *out = window;
+    return HDL_OK;
+}
+
+enum hdl_status net_window_of(struct net *net, const struct net_handle *handle,
+                              uint8_t **data)
+{
+    enum hdl_status status = HDL_EPEER;
+    pthread_mutex_lock(&net->lock);
+    base_list_each(node, after, &net->windows)
+    {
+        struct hdl_window *window = base_container_of(node, struct hdl_window, node);
+        if (window->id == handle->window_id && window->key == handle->key &&
+            window->bytes == handle->bytes && window->of_device == handle->of_device) {
+            *data = window->data;
+            status = HDL_OK;
+            break;
+        }
+    }
+    pthread_mutex_unlock(&net->lock);
+    return status ? base_fail(status, "window %llu of this process is gone",
+                              (unsigned long long)handle->window_id)
+                  : HDL_OK;
+}
+
 void net_window_destroy(struct hdl_window *window)
 {
     if (!window)
@@ -57,12 +106,14 @@ void net_window_destroy(struct hdl_window *window)
     pthread_mutex_lock(&net->lock);
     base_list_remove(&window->node);
     pthread_mutex_unlock(&net->lock);
-    if (net->exchange.withdraw)
-        net->exchange.withdraw(net->exchange.user, window->id);
-    if (net->fabric)
-        net_fabric_dismiss(net->fabric, window);
-    net_memory_unmap(window->data, window->bytes);
-    close(window->fd);
+    if (!window->of_device) {
+        if (net->exchange.withdraw)
+            net->exchange.withdraw(net->exchange.user, window->id);
+        if (net->fabric)
+            net_fabric_dismiss(net->fabric, window);
+        net_memory_unmap(window->data, window->bytes);
+        close(window->fd);
+    }
     base_free(net->env, window);
 }
 
@@ -140,10 +191,12 @@ enum hdl_status net_window_pack(const struct hdl_window *window, void *out,
         .bell_id = net->bell_id,
         .bell_key = net->bell_key,
         .has_event = net->event_fd >= 0,
+        .of_device = window->of_device,
+        .shared = window->shared,
     };
     memcpy(handle.host_id, net->exchange.host_id, sizeof(handle.host_id));
     memcpy(handle.socket_name, net->exchange.socket_name, sizeof(handle.socket_name));
-    if (net->fabric)
+    if (net->fabric && !window->of_device)
         net_fabric_fill_handle(net->fabric, &handle);
     return net_handle_pack(&handle, out, length);
 }

@@ -29,6 +29,17 @@ static_assert(offsetof(gpu_launch, attributes) == offsetof(CUlaunchConfig, attrs
 static_assert(sizeof(gpu_launch_attribute) == sizeof(CUlaunchAttribute), "attribute");
 static_assert(offsetof(gpu_launch_attribute, value) == offsetof(CUlaunchAttribute, value),
               "value of an attribute");
+static_assert(sizeof(gpu_ipc) == sizeof(CUipcMemHandle), "ipc");
+static_assert((int)GPU_POINTER_CTX == (int)CU_POINTER_ATTRIBUTE_CONTEXT, "");
+static_assert((int)GPU_POINTER_TYPE == (int)CU_POINTER_ATTRIBUTE_MEMORY_TYPE, "");
+static_assert((int)GPU_POINTER_IPC ==
+                  (int)CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+              "");
+static_assert((int)GPU_POINTER_BASE == (int)CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, "");
+static_assert((int)GPU_POINTER_SIZE == (int)CU_POINTER_ATTRIBUTE_RANGE_SIZE, "");
+static_assert((int)GPU_MEMORY_DEVICE == (int)CU_MEMORYTYPE_DEVICE, "");
+static_assert((int)GPU_IPC_PEER_ACCESS == (int)CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, "");
+
 static_assert((int)GPU_LAUNCH_TOGETHER == (int)CU_LAUNCH_ATTRIBUTE_COOPERATIVE, "");
 static_assert((int)GPU_LAUNCH_EARLY ==
                   (int)CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,

@@ -60,6 +60,13 @@ static void open_windows(void)
     memset(own, 0x33, sizeof(own));
     CHECK_STATUS(hdl_window_open(self.context, own, 100, &bad), HDL_EINVAL);
     CHECK_STATUS(hdl_window_open(self.context, own, 0, &bad), HDL_EINVAL);
+    struct hdl_window *none = NULL;
+    CHECK_STATUS(hdl_window_adopt(self.context, NULL, 8, &none), HDL_EINVAL);
+    CHECK_STATUS(hdl_window_adopt(self.context, own, 0, &none), HDL_EINVAL);
+    /* Memory of the host, where there may be a GPU, or not. */
+    enum hdl_status status = hdl_window_adopt(self.context, own, 8, &none);
+    CHECK(status == HDL_EINVAL || status == HDL_ENOTSUP, "status %d", (int)status);
+    CHECK(none == NULL, "a window of memory of the host");
     CHECK(!hdl_window_data(NULL) && !hdl_window_bytes(NULL) && !hdl_peer_window_map(NULL),
           "no window has memory");
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from heddle import _abi, _error
 from heddle._abi import MoeFormat, MoeMemory, Status, lib
 from heddle._context import Context
+from heddle._data import DeviceBytes
 from heddle._group import Group
-from heddle._moe import DeviceBytes, Moe, MoeOptions
+from heddle._moe import Moe, MoeOptions
 from heddle._object import Object
 from heddle.torch._group import ProcessGroup
 

@@ -59,6 +59,12 @@ static void larger(struct net_handle *handle)
     handle->bytes += 1 << 20;
 }
 
+/* Memory of the host that calls itself a GPU's. */
+static void of_device(struct net_handle *handle)
+{
+    handle->of_device = true;
+}
+
 /* A stranger who has a handle but not the key of the window writes nothing. */
 static void body_keys(struct pair *pair)
 {
@@ -115,6 +121,7 @@ static void body_keys_shm(struct pair *pair)
     CHECK(!open_changed(pair, wrong_key));
     CHECK(!open_changed(pair, wrong_window));
     CHECK(!open_changed(pair, larger));
+    CHECK(!open_changed(pair, of_device));
     pair_meet(pair);
 }
 

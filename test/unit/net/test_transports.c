@@ -404,16 +404,14 @@ static void test_self(void **state)
     free(shared);
 }
 
-static void test_handle(void **state)
+static void check_handle(const struct net_handle *handle)
 {
-    struct net_handle handle = {
-        .socket_name = "socket", .pid = 7, .bytes = 100, .address_length = 16};
     uint8_t bytes[NET_HANDLE_BYTES];
     size_t length = sizeof(bytes);
-    assert_int_equal(net_handle_pack(&handle, bytes, &length), HDL_OK);
+    assert_int_equal(net_handle_pack(handle, bytes, &length), HDL_OK);
     struct net_handle copy;
     assert_int_equal(net_handle_unpack(bytes, length, &copy), HDL_OK);
-    assert_memory_equal(&copy, &handle, sizeof(copy));
+    assert_memory_equal(&copy, handle, sizeof(copy));
     for (size_t cut = 0; cut < length; cut++)
         assert_int_equal(net_handle_unpack(bytes, cut, &copy), HDL_EINVAL);
     for (size_t i = 0; i < length; i++) {
@@ -422,7 +420,18 @@ static void test_handle(void **state)
         bytes[i] ^= 0x40;
     }
     size_t small = 40;
-    assert_int_equal(net_handle_pack(&handle, bytes, &small), HDL_EINVAL);
+    assert_int_equal(net_handle_pack(handle, bytes, &small), HDL_EINVAL);
+}
+
+static void test_handle(void **state)
+{
+    struct net_handle handle = {
+        .socket_name = "socket", .pid = 7, .bytes = 100, .address_length = 16};
+    check_handle(&handle);
+    handle.of_device = true;
+    memset(handle.shared.ipc.bytes, 0x5a, sizeof(handle.shared.ipc));
+    handle.shared.offset = 4096;
+    check_handle(&handle);
 }
 
 int main(void)
