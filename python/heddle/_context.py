@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -28,37 +30,61 @@ def _text(value: str | None) -> bytes | None:
     return None if value is None else value.encode()
 
 
-class _Bootstrap:
-    """Two C callbacks over a Store; no exception may cross the C frames, so it is kept for the caller."""
+_asked = threading.local()  # the store of the context that this thread creates, and what it raised
+_kinds: weakref.WeakKeyDictionary[Store, int] = weakref.WeakKeyDictionary()
+_numbers = itertools.count(1)
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.failure: BaseException | None = None
-        self.struct = _abi.Bootstrap(None, _abi.BootstrapPut(self._put), _abi.BootstrapGet(self._get))
 
-    def _put(self, _user: int, key: bytes, value: int, length: int) -> int:
-        try:
-            self.store.put(key.decode(), ctypes.string_at(value, length))
-        except BaseException as failure:  # noqa: BLE001
-            self.failure = failure
-            return Status.ESYSTEM
-        return Status.OK
+def _put(_user: int, key: bytes, value: int, length: int) -> int:
+    try:
+        _asked.store.put(key.decode(), ctypes.string_at(value, length))
+    except BaseException as failure:  # noqa: BLE001  none may cross the C frames
+        _asked.failure = failure
+        return Status.ESYSTEM
+    return Status.OK
 
-    def _get(
-        self, _user: int, key: bytes, value: int, length: ctypes._Pointer[ctypes.c_size_t], timeout_us: int
-    ) -> int:
-        try:
-            data = self.store.get(key.decode(), timeout_us / 1e6)
-        except TimeoutError:
-            return Status.ETIMEDOUT
-        except BaseException as failure:  # noqa: BLE001
-            self.failure = failure
-            return Status.ESYSTEM
-        if len(data) > length[0]:
-            return Status.EINVAL
-        ctypes.memmove(value, data, len(data))
-        length[0] = len(data)
-        return Status.OK
+
+def _get(_user: int, key: bytes, value: int, length: ctypes._Pointer[ctypes.c_size_t], timeout_us: int) -> int:
+    try:
+        data = _asked.store.get(key.decode(), timeout_us / 1e6)
+    except TimeoutError:
+        return Status.ETIMEDOUT
+    except BaseException as failure:  # noqa: BLE001
+        _asked.failure = failure
+        return Status.ESYSTEM
+    if len(data) > length[0]:
+        return Status.EINVAL
+    ctypes.memmove(value, data, len(data))
+    length[0] = len(data)
+    return Status.OK
+
+
+# One pair for all stores, since the library tells stores apart by what they are called with.
+_PUT, _GET = _abi.BootstrapPut(_put), _abi.BootstrapGet(_get)
+
+
+def _kind(store: Store) -> int:
+    """The library counts the contexts that meet through one store: all ranks must come to the same number."""
+    try:
+        return _kinds.setdefault(store, next(_numbers))
+    except TypeError:  # not hashable, or without weak references
+        return next(_numbers)
+
+
+def create(opts: _abi.ContextOpts, store: Store | None) -> ctypes.c_void_p:
+    """A new context of the C library. Raises heddle.Error, and what the store raised."""
+    _asked.store, _asked.failure = store, None
+    if store is not None:
+        opts.bootstrap = ctypes.pointer(_abi.Bootstrap(_kind(store), _PUT, _GET))
+    made = ctypes.c_void_p()
+    status = lib.hdl_context_create(opts, made)
+    failure, _asked.store, _asked.failure = _asked.failure, None, None
+    if failure is not None:
+        if status == Status.OK:
+            lib.hdl_context_destroy(made)
+        raise failure
+    _error.check(status)
+    return made
 
 
 class Context(Object):
@@ -94,12 +120,10 @@ class Context(Object):
         log_level: LogLevel = LogLevel.DEFAULT,
     ) -> None:
         super().__init__(None)
-        bootstrap = _Bootstrap(store) if store is not None else None
         opts = _abi.ContextOpts(
             rank=rank,
             num_ranks=num_ranks,
             coordinator=_text(coordinator),
-            bootstrap=ctypes.pointer(bootstrap.struct) if bootstrap else None,
             shared_dir=_text(shared_dir),
             token=_text(token),
             interface=_text(interface),
@@ -112,14 +136,7 @@ class Context(Object):
             log_level=log_level or _log.level(),
             log_fd=_log.descriptor(),
         )
-        made = ctypes.c_void_p()
-        status = lib.hdl_context_create(opts, made)
-        if bootstrap and bootstrap.failure is not None:
-            if status == Status.OK:
-                lib.hdl_context_destroy(made)
-            raise bootstrap.failure
-        _error.check(status)
-        self._opened(made.value or 0)
+        self._opened(create(opts, store).value or 0)
         _open_contexts.add(self)
 
     def dump(self, fd: int = 2) -> None:

@@ -6,36 +6,31 @@ from __future__ import annotations
 import ctypes
 import datetime
 import functools
-import itertools
 import logging
 import os
 import threading
 import time
 from typing import Any
 
-from heddle import _abi, _error, _log
-from heddle._abi import Status, lib
+from heddle import _abi, _log
+from heddle._abi import lib
+from heddle._context import create
 from heddle.torch._options import settings
 
 log = logging.getLogger("heddle.torch")
 
 _KEY = "heddle/coordinator"
-_numbers = itertools.count(1)
 _used: set[bytes] = set()  # records of coordinators that this process knew; a later job has another
 _stores: list[Any] = []  # torch's server lives in one of these; a job that comes later on its port needs it
 
 
 class _Meeting:
-    """The store as a bootstrap: rank 0 writes one record, the others wait for one that they have not used yet."""
+    """torch's store as ours: rank 0 writes one record, the others wait for one that they have not used yet."""
 
     def __init__(self, store: Any) -> None:
         self._given = store
         self.aside = hasattr(store, "clone")  # older versions of torch have one connection for everybody
         self._record = b""
-        self._put = _abi.BootstrapPut(self._on_put)
-        self._get = _abi.BootstrapGet(self._on_get)
-        # The number makes it the first meeting of its kind in this process: the library counts them.
-        self.struct = _abi.Bootstrap(user=next(_numbers), put=self._put, get=self._get)
 
     @functools.cached_property
     def _store(self) -> Any:
@@ -45,31 +40,12 @@ class _Meeting:
         except RuntimeError:  # a store written in Python
             return self._given
 
-    def _on_put(self, _user: int, _key: bytes, value: int, length: int) -> int:
-        try:
-            self._record = ctypes.string_at(value, length)
-            self._store.set(_KEY, self._record.hex())
-        except Exception:
-            log.exception("cannot write %s into the store", _KEY)
-            return int(Status.ESYSTEM)
-        return 0
-
-    def _on_get(self, _user: int, _key: bytes, value: int, length: Any, timeout_us: int) -> int:
-        try:
-            record = self._wait(time.monotonic() + timeout_us / 1e6)
-        except Exception:
-            log.exception("cannot read %s from the store", _KEY)
-            return int(Status.ESYSTEM)
-        if record is None:
-            return int(Status.ETIMEDOUT)
-        if len(record) > length[0]:
-            return int(Status.EINVAL)
-        ctypes.memmove(value, record, len(record))
-        length[0] = len(record)
+    def put(self, _key: str, record: bytes) -> None:
         self._record = record
-        return 0
+        self._store.set(_KEY, record.hex())
 
-    def _wait(self, deadline: float) -> bytes | None:
+    def get(self, _key: str, timeout: float) -> bytes:
+        deadline = time.monotonic() + timeout
         pause = 0.001
         while True:
             left = deadline - time.monotonic()
@@ -77,11 +53,12 @@ class _Meeting:
                 self._store.wait([_KEY], datetime.timedelta(seconds=max(left, 0.001)))
                 record = bytes.fromhex(self._store.get(_KEY).decode())
                 if record and record not in _used:
+                    self._record = record
                     return record
             except (RuntimeError, ValueError):  # not there in time, or gone between the two calls
                 pass
             if time.monotonic() >= deadline:
-                return None
+                raise TimeoutError
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
 
@@ -128,9 +105,7 @@ class Job:
         """The context; the first call joins the job, which takes as long as the other ranks do."""
         with self._joining:
             if self.context is None:
-                context = ctypes.c_void_p()
-                _error.check(lib.hdl_context_create(self._choices(), context))
-                self.context = context
+                self.context = create(self._choices(), self.meeting)
             return self.context
 
     def _choices(self) -> _abi.ContextOpts:
@@ -141,7 +116,6 @@ class Job:
             log_level=_log.level(),
             log_fd=_log.descriptor(),
         )
-        options.bootstrap = ctypes.pointer(self.meeting.struct)
         interface = _interface(self._store)
         if interface:
             options.interface = interface.encode()
