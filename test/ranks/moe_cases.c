@@ -563,9 +563,6 @@ static void no_gpu(struct hdl_moe_opts a)
     CHECK(strstr(hdl_error_detail(), "CUDA driver") ||
               strstr(hdl_error_detail(), "device 4096 of"),
           "%s", hdl_error_detail());
-    a.protocol = HDL_MOE_BULK;
-    CHECK_STATUS(hdl_moe_create(self.group, &a, &moe), HDL_ENOTSUP);
-    rank_check_text(hdl_error_detail(), "protocol 3", NULL);
 }
 
 static void disagree(void)

@@ -108,7 +108,8 @@ static bool filter_calls(void)
         SYS_poll,       SYS_epoll_wait,
 #endif
         SYS_ppoll,      SYS_epoll_pwait,  SYS_read,        SYS_write,
-        SYS_sendto,     SYS_recvfrom,     SYS_sendmsg,     SYS_recvmsg};
+        SYS_sendto,     SYS_recvfrom,     SYS_sendmsg,     SYS_recvmsg,
+        SYS_readv,      SYS_writev};
     enum { OWN = 6, N = sizeof(allowed) / sizeof(allowed[0]) };
     struct sock_filter code[N + 3];
     code[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
