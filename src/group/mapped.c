@@ -386,16 +386,23 @@ static void mapped_adopt(struct hdl_group *group, const struct group_view *older
     }
 }
 
-/* Between two ranks, operations of several chunks use the halves of their slots in turns:
- * writing a line takes five times as long while the cache of a core that has read it
- * still holds it. More ranks fill the caches without that. The same on all ranks; mirrors
- * on other hosts lie as the slots do. */
+/* Between two ranks a place in the slots is written again late, after 1 or 2 MiB of
+ * others: writing a line takes five times as long while the cache of a core that has read
+ * it still holds it. Operations of several chunks use the halves of their slots in turns,
+ * short payloads move on through a half. More ranks fill the caches without
+ * that. The same on all ranks; mirrors on other hosts lie as the slots do. */
 static size_t place_of(const struct hdl_group *group, const struct hdl_op *op)
 {
     size_t half = group->shape.chunk_bytes / 2;
-    bool turns = group->path == &group_path_mapped && group->capacity == 2 &&
-                 op->num_chunks > 1 && op->chunk_bytes <= half;
-    return turns && op->number % 2 ? half : 0;
+    if (group->path != &group_path_mapped || group->capacity != 2 || op->inlined ||
+        op->chunk_bytes > half)
+        return 0;
+    if (op->num_chunks > 1)
+        return op->number % 2 ? half : 0;
+    size_t bytes = base_div_up(op->chunk_bytes, GROUP_LINE) * GROUP_LINE;
+    if (bytes > half / 4) /* late enough as they are */
+        return 0;
+    return op->number / group->shape.window_chunks % (half / bytes) * bytes;
 }
 
 void mapped_start(struct hdl_group *group, struct hdl_op *op)
