@@ -407,12 +407,18 @@ static enum hdl_status lookup_callbacks(struct host_boot *boot, int64_t deadline
                                         uint8_t *record, size_t *size)
 {
     char key[64];
+    size_t room = *size;
     record_key(boot, key, sizeof(key));
     int64_t left = deadline_ns - base_env_now(boot->env);
     enum hdl_status status = boot->callbacks->get(
         boot->callbacks->user, key, record, size, left > 0 ? left / BASE_NS_PER_US : 0);
     if (status)
         return base_fail(status, "bootstrap get of %s failed", key);
+    if (*size > room)
+        return base_fail(HDL_EINVAL,
+                         "bootstrap get of %s says %zu bytes, there is room "
+                         "for %zu",
+                         key, *size, room);
     return HDL_OK;
 }
 

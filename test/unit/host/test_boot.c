@@ -365,6 +365,25 @@ static void callbacks_with_stale_values(void **state)
     munmap(store, sizeof(*store));
 }
 
+static enum hdl_status boastful_get(void *user, const char *key, void *value,
+                                    size_t *size, int64_t timeout_us)
+{
+    *size += 100000;
+    return HDL_OK;
+}
+
+static void callbacks_that_say_too_much(void **state)
+{
+    struct base_env env;
+    struct host *host;
+    base_env_init(&env);
+    struct hdl_bootstrap bootstrap = {NULL, store_put, boastful_get};
+    struct host_opts opts = {.rank = 1, .num_ranks = 2, .bootstrap = &bootstrap};
+    clear();
+    assert_int_equal(host_create(&env, &opts, &host), HDL_EINVAL);
+    assert_non_null(strstr(base_detail(), "there is room for"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -377,6 +396,7 @@ int main(void)
         cmocka_unit_test(directory_with_a_killed_jobs_record),
         cmocka_unit_test(records_of_others_are_refused),
         cmocka_unit_test(callbacks_with_stale_values),
+        cmocka_unit_test(callbacks_that_say_too_much),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
