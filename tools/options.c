@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parser and help text of command-line options, and number formats. */
+/* Parser and help text of command-line options, and numbers for people. */
 #include "tools/options.h"
 
 #include <errno.h>
@@ -271,4 +271,15 @@ const char *tool_time_text(char *room, size_t length, double us)
     else
         snprintf(room, length, "%.2f s", us / 1e6);
     return room;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+void tool_sort(double *values, size_t count)
+{
+    qsort(values, count, sizeof(*values), by_value);
 }

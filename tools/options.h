@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Command-line options of the `heddle` command: one table makes parser and help. */
+/* Command-line options of the `heddle` command: one table makes parser and help; numbers
+ * for people. */
 #ifndef TOOLS_OPTIONS_H
 #define TOOLS_OPTIONS_H
 
@@ -65,5 +66,8 @@ int tool_failed(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* "4.0 KiB", "64.0 MiB"; "1.25 ms" from microseconds. */
 const char *tool_bytes_text(char *room, size_t length, uint64_t bytes);
 const char *tool_time_text(char *room, size_t length, double us);
+
+/* Ascending. */
+void tool_sort(double *values, size_t count);
 
 #endif

@@ -55,7 +55,7 @@ struct rank {
 struct procs {
     struct procs_spec spec;
     char token[65];
-    char port[8];
+    struct procs_address master;
     sigset_t old_mask;
     int signal_fd;
     int first_failure;
@@ -316,12 +316,11 @@ static bool set_rank_env(const struct procs *procs, int rank)
     place_on_host(spec, rank, &place, &neighbours);
     snprintf(local_number, sizeof(local_number), "%d", place);
     snprintf(local_count, sizeof(local_count), "%d", neighbours);
-    int rc =
-        setenv("RANK", number, 1) | setenv("WORLD_SIZE", count, 1) |
-        setenv("LOCAL_RANK", local_number, 1) |
-        setenv("LOCAL_WORLD_SIZE", local_count, 1) |
-        setenv("MASTER_ADDR", spec->master_addr ? spec->master_addr : "127.0.0.1", 1) |
-        setenv("MASTER_PORT", procs->port, 1);
+    int rc = setenv("RANK", number, 1) | setenv("WORLD_SIZE", count, 1) |
+             setenv("LOCAL_RANK", local_number, 1) |
+             setenv("LOCAL_WORLD_SIZE", local_count, 1) |
+             setenv("MASTER_ADDR", procs->master.host, 1) |
+             setenv("MASTER_PORT", procs->master.port, 1);
     if (procs->token[0])
         rc |= setenv("HEDDLE_TOKEN", procs->token, 1);
     if (spec->addrs)
@@ -398,36 +397,43 @@ close_pipes:
 }
 
 /* A port of the address that was free a moment ago; false if this machine lacks it. */
-static bool free_port(struct procs *procs, struct sockaddr *addr, socklen_t length)
+static bool free_port(struct sockaddr *addr, socklen_t length,
+                      struct procs_address *found)
 {
     int fd = socket(addr->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool found = fd >= 0 && bind(fd, addr, length) == 0 &&
-                 getsockname(fd, addr, &length) == 0 &&
-                 getnameinfo(addr, length, NULL, 0, procs->port, sizeof(procs->port),
-                             NI_NUMERICSERV) == 0;
+    bool good = fd >= 0 && bind(fd, addr, length) == 0 &&
+                getsockname(fd, addr, &length) == 0 &&
+                getnameinfo(addr, length, found->host, sizeof(found->host), found->port,
+                            sizeof(found->port), NI_NUMERICHOST | NI_NUMERICSERV) == 0;
     int error = errno;
     if (fd >= 0)
         close(fd);
     errno = error;
-    return found;
+    return good;
 }
 
-/* On the loopback address of IPv4, else of IPv6. */
-static enum hdl_status choose_port(struct procs *procs)
+enum hdl_status procs_free_address(struct procs_address *found)
 {
     struct sockaddr_in v4 = {.sin_family = AF_INET,
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     struct sockaddr_in6 v6 = {.sin6_family = AF_INET6,
                               .sin6_addr = IN6ADDR_LOOPBACK_INIT};
-    if (!free_port(procs, (struct sockaddr *)&v4, sizeof(v4))) {
-        if (!free_port(procs, (struct sockaddr *)&v6, sizeof(v6)))
-            return base_fail_errno(HDL_ESYSTEM, errno, "search of a free port");
-        if (!procs->spec.master_addr)
-            procs->spec.master_addr = "::1";
-    }
-    if (procs->spec.master_port != 0)
-        snprintf(procs->port, sizeof(procs->port), "%u", procs->spec.master_port);
+    if (!free_port((struct sockaddr *)&v4, sizeof(v4), found) &&
+        !free_port((struct sockaddr *)&v6, sizeof(v6), found))
+        return base_fail_errno(HDL_ESYSTEM, errno, "search of a free port");
     return HDL_OK;
+}
+
+/* What the caller says, else a free one. */
+static enum hdl_status choose_address(struct procs *procs)
+{
+    const struct procs_spec *spec = &procs->spec;
+    enum hdl_status status = procs_free_address(&procs->master);
+    if (spec->master_addr)
+        snprintf(procs->master.host, sizeof(procs->master.host), "%s", spec->master_addr);
+    if (spec->master_port != 0)
+        snprintf(procs->master.port, sizeof(procs->master.port), "%u", spec->master_port);
+    return status;
 }
 
 static enum hdl_status make_token(struct procs *procs)
@@ -482,7 +488,7 @@ enum hdl_status procs_start(const struct procs_spec *spec, struct procs **out)
     else
         status = make_token(procs);
     if (status == HDL_OK)
-        status = choose_port(procs);
+        status = choose_address(procs);
     if (status == HDL_OK)
         status = take_signals(procs);
     for (int r = 0; status == HDL_OK && r < spec->num_ranks; r++)

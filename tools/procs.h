@@ -35,6 +35,13 @@ struct procs_spec {
     void *user;
 };
 
+/* A loopback address of this machine, of IPv4 or where that is missing IPv6, and a port
+ * of it that was free a moment ago. HDL_ESYSTEM. */
+struct procs_address {
+    char host[48], port[8];
+};
+enum hdl_status procs_free_address(struct procs_address *found);
+
 /*
  * Starts the ranks with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT and HEDDLE_TOKEN (a fresh one unless set) in their environment, each in a

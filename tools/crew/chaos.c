@@ -385,17 +385,11 @@ static bool kill_coordinator(struct chaos *chaos)
     return true;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static void show(const char *what, const char *event, struct times *times)
 {
     if (times->count == 0)
         return;
-    qsort(times->ms, times->count, sizeof(double), by_value);
+    tool_sort(times->ms, times->count);
     printf("%-10s %-12s n %4zu  median %8.1f ms  p90 %8.1f ms  worst %8.1f ms\n", event,
            what, times->count, times->ms[times->count / 2],
            times->ms[times->count * 9 / 10], times->ms[times->count - 1]);

@@ -2,7 +2,6 @@
 /* The supervisor's side: processes, records, commands. */
 #include "tools/crew/crew.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -12,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/parse.h"
 #include "base/random.h"
+#include "tools/procs.h"
 
 void crew_problem(struct crew *crew, const char *format, ...)
 {
@@ -28,20 +27,6 @@ void crew_problem(struct crew *crew, const char *format, ...)
         vsnprintf(crew->problem, sizeof(crew->problem), format, args);
         va_end(args);
     }
-}
-
-static uint16_t free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET,
-                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t size = sizeof(address);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return 0;
-    bool ok = bind(fd, (struct sockaddr *)&address, size) == 0 &&
-              getsockname(fd, (struct sockaddr *)&address, &size) == 0;
-    (void)close(fd);
-    return ok ? ntohs(address.sin_port) : 0;
 }
 
 static bool make_token(struct crew *crew)
@@ -296,13 +281,14 @@ static int num_running; /* crews */
 bool crew_start(struct crew *crew)
 {
     num_running++;
-    uint16_t port = free_port();
-    if (port == 0 || !make_token(crew)) {
-        crew_problem(crew, "no port or no random numbers");
+    struct procs_address at;
+    if (procs_free_address(&at) != HDL_OK || !make_token(crew)) {
+        crew_problem(crew, "%s", hdl_error_detail());
         return false;
     }
     (void)signal(SIGPIPE, SIG_IGN);
-    snprintf(crew->address, sizeof(crew->address), "127.0.0.1:%u", port);
+    snprintf(crew->address, sizeof(crew->address),
+             strchr(at.host, ':') ? "[%s]:%s" : "%s:%s", at.host, at.port);
     if (!crew->opts.coordinator_in_rank0 && !start_coordinator(crew))
         return false;
     for (int i = 0; i < crew->opts.ranks; i++)

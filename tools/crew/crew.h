@@ -111,7 +111,7 @@ struct crew_rank {
 struct crew {
     struct crew_opts opts;
     pid_t coordinator;
-    char address[32], token[65];
+    char address[64], token[65];
     uint32_t next_serial;
     struct crew_rank rank[CREW_RANKS_MAX];
     uint64_t records, wrong;

@@ -84,12 +84,6 @@ enum hdl_status perf_agree_iters(const struct perf_job *job, double us, int64_t 
     return perf_agree(job, iters, HDL_MIN);
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double quantile(const double *sorted, int64_t count, double part)
 {
     int64_t at = (int64_t)ceil(part * (double)count) - 1;
@@ -103,7 +97,7 @@ enum hdl_status perf_agree_times(const struct perf_job *job, double *us, int64_t
         hdl_allreduce(job->group, us, us, (size_t)iters, HDL_F64, HDL_MAX, NULL, NULL);
     if (status != HDL_OK)
         return status;
-    qsort(us, (size_t)iters, sizeof(*us), compare_doubles);
+    tool_sort(us, (size_t)iters);
     *times =
         (struct perf_times){us[0], quantile(us, iters, 0.5), quantile(us, iters, 0.99)};
     return HDL_OK;

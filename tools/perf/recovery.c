@@ -66,6 +66,10 @@ struct recovery {
     bool fenced; /* the victim says that it was told so */
     double values[WHATS][REPEATS_MAX];
     size_t counts[WHATS];
+    bool shown[WHATS];
+    /* of the output */
+    bool json, missed;
+    double margin; /* by how much times may miss targets, on a machine that is not idle */
     /* of a quiet run */
     double batch_ms, without_ms; /* of an operation */
     int num_batches, num_quiet;
@@ -159,12 +163,6 @@ static int64_t newest(const struct recovery *v)
         if (!(v->victim >> i & 1) && v->crew.rank[i].last_ns > last)
             last = v->crew.rank[i].last_ns;
     return last;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
 }
 
 static bool kill_rank(struct recovery *v, int rank)
@@ -340,8 +338,8 @@ static bool compare(struct recovery *with, struct recovery *without)
         base[k] = without->batch_ms;
         more[k] = with->batch_ms - without->batch_ms;
     }
-    qsort(more, TURNS, sizeof(double), by_value);
-    qsort(base, TURNS, sizeof(double), by_value);
+    tool_sort(more, TURNS);
+    tool_sort(base, TURNS);
     with->without_ms = base[TURNS / 2];
     note(with, COST, more[TURNS / 2]);
     return true;
@@ -368,31 +366,30 @@ static bool run_costs(struct recovery *v)
     return good;
 }
 
-/* `margin`: by how much times may miss their targets, on a machine that is not idle. */
-static bool show(struct recovery *v, bool json, double margin)
+/* What is measured by now. */
+static void show(struct recovery *v)
 {
-    bool all = true;
     for (int w = 0; w < WHATS; w++) {
         size_t n = v->counts[w];
-        if (n == 0)
+        if (n == 0 || v->shown[w])
             continue;
-        qsort(v->values[w], n, sizeof(double), by_value);
+        v->shown[w] = true;
+        tool_sort(v->values[w], n);
         double median = v->values[w][n / 2], worst = v->values[w][n - 1];
         /* 50 ns, or 5 %. */
         double share = w == COST ? 0.05 * v->without_ms : 0;
         double target = share > whats[w].median ? share : whats[w].median;
         double limit = whats[w].worst * (target / whats[w].median);
-        double more = strcmp(whats[w].unit, "ms") == 0 ? margin : 1;
+        double more = strcmp(whats[w].unit, "ms") == 0 ? v->margin : 1;
         bool ok = median <= target * more && worst <= limit * more;
-        all &= ok;
-        printf(json
+        v->missed |= !ok;
+        printf(v->json
                    ? "{\"event\":\"%s\",\"n\":%zu,\"median_ms\":%.6f,\"worst_ms\":%.6f,"
                      "\"target_ms\":%.4g,\"unit\":\"%s\",\"ok\":%s}\n"
                    : "%-53s n %4zu  median %10.4g  worst %10.4g  target %5.4g %-2s  %s\n",
                whats[w].name, n, median, worst, target, whats[w].unit,
                ok ? "true" : "false");
     }
-    return all;
 }
 
 static bool run_all(struct recovery *v, int repeats, int cycles, bool events_only)
@@ -402,12 +399,17 @@ static bool run_all(struct recovery *v, int repeats, int cycles, bool events_onl
     opts.pause_us = 200;
     opts.dead_after_us = 5000000;
     v->crew = (struct crew){.on_record = on_record, .user = v, .opts = opts};
-    if (!run_events(v, repeats) || (cycles && !run_cycles(v, cycles)))
+    if (!run_events(v, repeats))
         return false;
+    show(v);
+    if (cycles && !run_cycles(v, cycles))
+        return false;
+    show(v);
     opts.dead_after_us = 1000000;
     v->crew = (struct crew){.on_record = on_record, .user = v, .opts = opts};
     if (!run_stops(v, repeats))
         return false;
+    show(v);
     if (events_only)
         return true;
     opts.mode = "quiet";
@@ -455,10 +457,13 @@ int perf_recovery(int argc, char **argv)
     if (!v)
         return tool_failed("no memory");
     v->crew.opts = (struct crew_opts){.ranks = (int)ranks, .transport = transport};
+    v->json = json;
+    v->margin = (double)margin;
     bool good = run_all(v, (int)repeats, (int)cycles, events_only);
     if (!good)
         (void)tool_failed("recovery: %s", v->crew.problem);
-    good = show(v, json, (double)margin) && good;
+    show(v);
+    good &= !v->missed;
     free(v);
     return good ? TOOL_OK : TOOL_FAILED;
 }
