@@ -41,10 +41,9 @@ int command_coordinator(int argc, char **argv)
     const struct tool_usage usage = {"heddle coordinator [options]",
                                      "Decides the membership of a job's groups.", options,
                                      sizeof(options) / sizeof(options[0]), more};
-    int first;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     if (first < argc)
         return tool_usage_error("coordinator takes no argument '%s'", argv[first]);
     struct base_addr addr;

@@ -318,10 +318,9 @@ int command_info(int argc, char **argv)
         sizeof(options) / sizeof(options[0]),
         NULL,
     };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     if (first < argc)
         return tool_usage_error("info takes no arguments, got '%s'", argv[first]);
     if (env)

@@ -214,8 +214,8 @@ static void move_front(char **argv, int to, int at, int count)
     }
 }
 
-enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int argc,
-                            char **argv, int *first)
+bool tool_parse(const struct tool_usage *usage, bool anywhere, int argc, char **argv,
+                int *first, int *code)
 {
     int others = 1; /* argv[others .. at) are arguments that were no options */
     int at = 1;
@@ -234,17 +234,20 @@ enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int a
         }
         if (strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0) {
             print_help(usage);
-            return TOOL_PARSED_HELP;
+            *code = TOOL_OK;
+            return false;
         }
         int taken = take(usage, argc, argv, at);
-        if (taken == 0)
-            return TOOL_PARSED_WRONG;
+        if (taken == 0) {
+            *code = TOOL_USAGE;
+            return false;
+        }
         move_front(argv, others, at, taken);
         others += taken;
         at += taken;
     }
     *first = others;
-    return TOOL_PARSED;
+    return true;
 }
 
 const char *tool_bytes_text(char *room, size_t length, uint64_t bytes)

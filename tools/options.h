@@ -46,15 +46,14 @@ struct tool_usage {
 /* Exit codes of the command. */
 enum { TOOL_OK = 0, TOOL_FAILED = 1, TOOL_USAGE = 2 };
 
-enum tool_parsed { TOOL_PARSED, TOOL_PARSED_HELP, TOOL_PARSED_WRONG };
-
 /*
  * Reads options up to the first other argument or "--"; *first is the index of what
  * follows. With `anywhere`, options may also stand between and after other arguments,
- * which are moved behind them. Prints help or one sentence about what is wrong.
+ * which are moved behind them. False, with the command's exit code, if it has printed the
+ * help, or one sentence about what is wrong.
  */
-enum tool_parsed tool_parse(const struct tool_usage *usage, bool anywhere, int argc,
-                            char **argv, int *first);
+bool tool_parse(const struct tool_usage *usage, bool anywhere, int argc, char **argv,
+                int *first, int *code);
 /* Place of `text` in choices such as "shm|fabric", -1 if it is none of them. */
 int tool_choice(const char *choices, const char *text);
 

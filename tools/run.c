@@ -64,10 +64,9 @@ int command_run(int argc, char **argv)
         sizeof(options) / sizeof(options[0]),
         more,
     };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, false, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, false, argc, argv, &first, &code))
+        return code;
     if (first >= argc)
         return tool_usage_error("run needs a program to start (see heddle run --help)");
     if (launch.ranks == 0)

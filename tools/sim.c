@@ -349,16 +349,10 @@ int command_sim(int argc, char **argv)
         "Runs the real coordinator and agents under virtual time with seeded faults and\n"
         "checks the invariants after every event.",
         table, sizeof(table) / sizeof(table[0]), more};
-    int first_arg;
-    switch (tool_parse(&usage, true, argc, argv, &first_arg)) {
-    case TOOL_PARSED:
-        break;
-    case TOOL_PARSED_HELP:
-        return TOOL_OK;
-    default:
-        return TOOL_USAGE;
-    }
-    if (first_arg < argc)
-        return tool_usage_error("sim takes no argument '%s'", argv[first_arg]);
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
+    if (first < argc)
+        return tool_usage_error("sim takes no argument '%s'", argv[first]);
     return run_wish(&wish);
 }

@@ -40,14 +40,14 @@ static void parse_options(char *text, bool anywhere)
     };
     const struct tool_usage usage = {"fuzz", "Parses.", options,
                                      sizeof(options) / sizeof(options[0]), NULL};
-    int count = 1, first = 0;
+    int count = 1, first = 0, code;
     for (char *arg = strtok(text, "\n"); arg && count < MAX_ARGS;
          arg = strtok(NULL, "\n"))
         args[count++] = arg;
     memcpy(before, args, sizeof(before));
-    enum tool_parsed parsed = tool_parse(&usage, anywhere, count, args, &first);
+    bool parsed = tool_parse(&usage, anywhere, count, args, &first, &code);
     check_same(before, args, count);
-    if (parsed == TOOL_PARSED && (first < 1 || first > count))
+    if (parsed && (first < 1 || first > count))
         abort();
     if (number < 1 || seconds < 0 || sizes.count > TOOL_SIZES_MAX)
         abort();

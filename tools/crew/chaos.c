@@ -457,10 +457,9 @@ int command_chaos(int argc, char **argv)
         "\n"
         "  heddle chaos --seconds 60 --seed 7             four ranks\n"
         "  heddle chaos -n 6 --transport mixed            on two hosts"};
-    int first;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     if (as_rank)
         return crew_rank_main();
     if (ranks > CREW_RANKS_MAX || first < argc)
@@ -468,7 +467,7 @@ int command_chaos(int argc, char **argv)
                                 CREW_RANKS_MAX);
     struct chaos *chaos = calloc(1, sizeof(*chaos));
     struct seen *ops = calloc(OPS, sizeof(*ops));
-    int code = TOOL_FAILED;
+    code = TOOL_FAILED;
     if (chaos && ops) {
         chaos->ops = ops;
         chaos->history.ranks = (int)ranks;

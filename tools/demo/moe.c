@@ -416,10 +416,9 @@ int command_demo(int argc, char **argv)
         "  heddle demo -n 4 book.txt\n"
         "  heddle demo --elastic                          a rank dies and is replaced",
     };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     if (first + 1 < argc)
         return tool_usage_error("demo takes one file, got also '%s'", argv[first + 1]);
     if (elastic && (words || launch.ranks < 2 || launch.ranks > 64))

@@ -309,11 +309,9 @@ int perf_micro(int argc, char **argv)
         "  heddle perf --micro\n"
         "  heddle perf --micro store receive --gpus 2 --json",
     };
-    int first = 0, code;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
+    int first, code;
     base_env_init(&m->env);
-    code = parsed == TOOL_PARSED_WRONG ? TOOL_USAGE : TOOL_OK;
-    if (parsed == TOOL_PARSED)
+    if (tool_parse(&usage, true, argc, argv, &first, &code))
         code = check_and_run(m, gpus, argc - first, argv + first);
     free(m);
     return code;

@@ -494,9 +494,8 @@ int command_perf_moe(int argc, char **argv)
         "must read and write in memory / p50, to compare with the copy rate in the first "
         "line.",
     };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     return start(&p, argc, argv, first);
 }

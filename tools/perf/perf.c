@@ -306,9 +306,8 @@ int command_perf(int argc, char **argv)
         sizeof(options) / sizeof(options[0]),
         more,
     };
-    int first = 0;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     return start(&perf, argc, argv, first);
 }

@@ -444,10 +444,9 @@ int perf_recovery(int argc, char **argv)
         "One line (or object) per event: how often, median, worst, target of the "
         "median.\n"
         "Exit code 1 if a target is missed."};
-    int first;
-    enum tool_parsed parsed = tool_parse(&usage, true, argc, argv, &first);
-    if (parsed != TOOL_PARSED)
-        return parsed == TOOL_PARSED_HELP ? TOOL_OK : TOOL_USAGE;
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
     if (ranks > CREW_RANKS_MAX || repeats > REPEATS_MAX || cycles > CYCLES_MAX ||
         first < argc)
         return tool_usage_error("perf recovery takes 3 to %d ranks, 1 to %d repeats and "
