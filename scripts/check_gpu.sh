@@ -35,7 +35,7 @@ if command -v compute-sanitizer >/dev/null; then
     MOE_CHECK_MODE=0 timeout 300 compute-sanitizer --tool memcheck --error-exitcode 1 "$build/moe_check" 4 "$seed" || exit 1
     MOE_CHECK_MODE=0 timeout 300 compute-sanitizer --tool racecheck --error-exitcode 1 "$build/moe_check" 1 "$seed" || exit 1
 fi
-timeout 30 "$build/gpu_ring"
+timeout 30 "$build/gpu_ring" && timeout 60 "$build/../../heddle" run -n 2 -- "$build/gpu_ring"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1

@@ -104,10 +104,13 @@ def compare_graph(buffer: heddle.torch.Buffer) -> None:
         same("sums of a replay", out, buffer.combine(outputs, cpu_ids, cpu_weights, None, -1, handle)[0])
 
 
-def compare_operators() -> None:
+def compare_operators(protocol: heddle.MoeProtocol) -> None:
     device = torch.cuda.current_device()
-    options = {"dtype": heddle.DType.BF16, "memory": heddle.MoeMemory.CUDA, "cuda_device": device}
-    moe = heddle.Moe(adopted(), E, K, H, M, **options)
+    memory = {"memory": heddle.MoeMemory.CUDA, "cuda_device": device, "protocol": protocol}
+    moe = heddle.Moe(adopted(), E, K, H, M, dtype=heddle.DType.BF16, **memory)
+    status = moe.status()
+    ran = {status["dispatch_protocol"], status["combine_protocol"]}
+    assert ran == {protocol or heddle.MoeProtocol.LL}, f"asked for {protocol}, ran {ran}"
     if torch.cuda.device_count() > 1:
         elsewhere = [t.to(f"cuda:{(device + 1) % torch.cuda.device_count()}") for t in inputs(69, M)]
         try:
@@ -121,10 +124,17 @@ def compare_operators() -> None:
         rows, _, _, handle = torch.ops.heddle.dispatch(exchange, x, ids, weights)
         return torch.ops.heddle.combine(exchange, handle, rows * 2, x.size(0))
 
+    on_host = heddle.Moe(adopted(), E, K, H, M, dtype=heddle.DType.BF16)
+    reference = heddle.torch.register_exchange(on_host)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for seed in range(70, 74):
-        x, ids, weights = (t.cuda() for t in inputs(seed, M))
+        cpu = inputs(seed, M)
+        x, ids, weights = (t.cuda() for t in cpu)
         same("sums of a compiled layer", compiled(x, ids, weights), layer(x, ids, weights).cpu())
+        rows, _, _, handle = torch.ops.heddle.dispatch(reference, *cpu)
+        wanted = torch.ops.heddle.combine(reference, handle, rows * 2, M)
+        same(f"sums by {protocol}", layer(x, ids, weights), wanted)
+    on_host.close()
     moe.close()
 
 
@@ -141,7 +151,8 @@ def rank_main() -> None:
     buffer = heddle.torch.Buffer(dist.group.WORLD)
     compare_buffer(buffer)
     compare_graph(buffer)
-    compare_operators()
+    for protocol in heddle.MoeProtocol:
+        compare_operators(protocol)
     dist.barrier()
     buffer.close()
     dist.destroy_process_group()

@@ -5,13 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "heddle.h"
 #include "heddle_device.cuh"
 
 /*
  * Every rank has a vector. In round n a rank puts what came in round n - 1 to the next
  * one and adds what comes from the one before: after R - 1 rounds all have the sum. Two
  * places alternate: who waits for round n knows that its neighbour has read round n - 2,
- * since that sent round n - 1 on only then. With one GPU, ranks are blocks of it.
+ * since that sent round n - 1 on only then. With one GPU, ranks are blocks of it. Under a
+ * launcher each rank is a process, and gets the others' addresses from the library.
  */
 enum { MOST = 8, COUNT = 5000, THREADS = 256, TURNS = 200 };
 
@@ -78,17 +80,13 @@ late:
         }                                                                                \
     } while (0)
 
-int main(void)
+/* Ranks of this process: one on each GPU, or four blocks of the only one. */
+static uint32_t run_alone(int gpus, int *ranks)
 {
-    int gpus = 0;
     uint32_t *bad[MOST], all = 0;
     ring r = {};
-    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
-        printf("skipped: no GPU\n");
-        return 77;
-    }
     gpus = gpus < MOST ? gpus : MOST;
-    r.ranks = gpus > 1 ? gpus : 4;
+    r.ranks = *ranks = gpus > 1 ? gpus : 4;
     for (int i = 0; i < r.ranks; i++) {
         CHECK(cudaSetDevice(i % gpus));
         for (int j = 0; j < gpus; j++)
@@ -114,6 +112,84 @@ int main(void)
         CHECK(cudaMemcpy(&n, bad[i], sizeof(n), cudaMemcpyDeviceToHost));
         all += n;
     }
-    printf("ring of %d ranks on %d GPUs: %d sums, %u wrong\n", r.ranks, gpus, TURNS, all);
-    return all != 0;
+    return all;
+}
+
+#define NEED(x)                                                                          \
+    do {                                                                                 \
+        if ((x) != HDL_OK) {                                                             \
+            fprintf(stderr, "%s: %s\n", #x, hdl_error_detail());                         \
+            exit(1);                                                                     \
+        }                                                                                \
+    } while (0)
+
+/* The memory of each rank is a window that the others open. */
+static uint32_t run_as_rank(hdl_context *context, hdl_group *group, ring r)
+{
+    static char packed[MOST][HDL_WINDOW_HANDLE_BYTES];
+    char own[HDL_WINDOW_HANDLE_BYTES] = {};
+    size_t length = sizeof(own);
+    hdl_window *window;
+    hdl_peer_window *peer[MOST];
+    uint32_t *bad, n;
+    CHECK(cudaMalloc((void **)&bad, sizeof(*bad)));
+    CHECK(cudaMemset(bad, 0, sizeof(*bad)));
+    CHECK(cudaMalloc((void **)&r.rank[r.first], sizeof(rank_memory)));
+    CHECK(cudaMemset(r.rank[r.first], 0, sizeof(rank_memory)));
+    CHECK(cudaDeviceSynchronize());
+    NEED(hdl_window_adopt(context, r.rank[r.first], sizeof(rank_memory), &window));
+    NEED(hdl_window_pack(window, own, &length));
+    NEED(hdl_allgather(group, own, packed, sizeof(own), HDL_U8, NULL, NULL));
+    for (int i = 0; i < r.ranks; i++) {
+        NEED(hdl_window_open(context, packed[i], sizeof(own), &peer[i]));
+        r.rank[i] = (rank_memory *)hdl_peer_window_map(peer[i]);
+    }
+    sum_ring<<<1, THREADS>>>(r, bad);
+    CHECK(cudaGetLastError());
+    CHECK(cudaDeviceSynchronize());
+    CHECK(cudaMemcpy(&n, bad, sizeof(n), cudaMemcpyDeviceToHost));
+    for (int i = 0; i < r.ranks; i++)
+        hdl_window_close(peer[i]);
+    /* The memory must stay until all have closed it. */
+    NEED(hdl_barrier(group, NULL, NULL));
+    hdl_window_destroy(window);
+    CHECK(cudaFree(bad));
+    CHECK(cudaFree(r.rank[r.first]));
+    return n;
+}
+
+/* A process for each rank, as `heddle run` starts them. */
+static uint32_t run_processes(int gpus, int *ranks)
+{
+    hdl_context *context;
+    hdl_group *group;
+    NEED(hdl_context_create(NULL, &context));
+    NEED(hdl_group_create(context, NULL, &group));
+    ring r = {};
+    r.first = hdl_group_rank(group);
+    r.ranks = *ranks = hdl_group_size(group);
+    if (r.ranks > MOST) {
+        fprintf(stderr, "%d ranks, at most %d\n", r.ranks, MOST);
+        exit(1);
+    }
+    CHECK(cudaSetDevice(r.first % gpus));
+    const uint32_t wrong = run_as_rank(context, group, r);
+    hdl_group_destroy(group);
+    hdl_context_destroy(context);
+    return wrong;
+}
+
+int main(void)
+{
+    const bool processes = getenv("RANK") != NULL;
+    int gpus = 0, ranks;
+    if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
+        printf("skipped: no GPU\n");
+        return 77;
+    }
+    const uint32_t wrong =
+        processes ? run_processes(gpus, &ranks) : run_alone(gpus, &ranks);
+    printf("ring of %d ranks %son %d GPUs: %d sums, %u wrong\n", ranks,
+           processes ? "and processes " : "", gpus, TURNS, wrong);
+    return wrong != 0;
 }

@@ -55,7 +55,8 @@ def dispatch(
 def _(
     exchange: int, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return (*_new(_exchanges[exchange], x), torch.empty(4, dtype=torch.int64))
+    # A number that differs between layers is a symbol to the compiler; int() makes it compile each.
+    return (*_new(_exchanges[int(exchange)], x), torch.empty(4, dtype=torch.int64))
 
 
 @torch.library.custom_op("heddle::combine", mutates_args=())
@@ -71,4 +72,4 @@ def combine(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: i
 
 @combine.register_fake
 def _(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    return rows.new_empty((num_tokens, _exchanges[exchange].options.hidden))
+    return rows.new_empty((num_tokens, _exchanges[int(exchange)].options.hidden))
