@@ -195,12 +195,6 @@ static enum hdl_status run_once(struct micro *m, const struct micro_work *work,
     return s;
 }
 
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 enum hdl_status micro_time(struct micro *m, const struct micro_work *work, double *us)
 {
     double times[MICRO_MAX_REPEATS];
@@ -209,7 +203,7 @@ enum hdl_status micro_time(struct micro *m, const struct micro_work *work, doubl
         s = run_once(m, work, &times[i]);
     if (s != HDL_OK)
         return s;
-    qsort(times, (size_t)m->repeats, sizeof(*times), compare_doubles);
+    tool_sort(times, (size_t)m->repeats);
     *us = times[m->repeats / 2];
     return HDL_OK;
 }
