@@ -25,7 +25,6 @@ static enum hdl_status cuda_put(struct hdl_peer_window *remote,
                                 const struct net_block blocks[2], size_t signal_offset,
                                 uint64_t value, enum hdl_signal_op op, unsigned hints)
 {
-    (void)remote, (void)blocks, (void)signal_offset, (void)value, (void)op, (void)hints;
     return base_fail(HDL_ENOTSUP, "a window of device memory is written by kernels only");
 }
 
