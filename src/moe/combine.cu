@@ -334,11 +334,12 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
     float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
     while (places) {
-        wire_eight eight[AT_ONCE];
-        float w[AT_ONCE];
+        enum { PAIR = 2 }; /* more of them do not stay in registers */
+        wire_eight eight[PAIR];
+        float w[PAIR];
         uint32_t count = 0;
 #pragma unroll
-        for (uint32_t u = 0; u < AT_ONCE; u++) {
+        for (uint32_t u = 0; u < PAIR; u++) {
             if (!places)
                 continue;
             const uint32_t number = first_place(places), place = place_of(x, number);
@@ -350,7 +351,7 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
             count++;
         }
 #pragma unroll
-        for (uint32_t u = 0; u < AT_ONCE; u++) {
+        for (uint32_t u = 0; u < PAIR; u++) {
             float f[8];
             if (u >= count || at >= p.count)
                 continue;
@@ -383,6 +384,7 @@ MOE_DEVICE typename place_set<APART>::type
 take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t unit,
                  const expectation<APART> &x)
 {
+    constexpr give_form form = PLAIN ? PLAIN_PARTS : PARTS;
     const uint32_t accesses = a.geo.part_pairs / 2;
     const uint32_t first = unit / units_of_part(a) * accesses;
     typename place_set<APART>::type lost = 0;
@@ -393,8 +395,8 @@ take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t un
                                           !lost || a.accumulate)) {
 #pragma unroll 1
         for (uint32_t n = first; n < min(first + accesses, a.give_accesses); n++)
-            lost |= look_around < TYPE, false, APART,
-                PLAIN ? PLAIN_PARTS : PARTS > (a, v, token, n, without(x, lost), looks);
+            lost |= look_around<TYPE, false, APART, form>(a, v, token, n,
+                                                          without(x, lost), looks);
         looks++;
     }
     return lost;

@@ -240,7 +240,7 @@ MOE_DEVICE void sum_units(const moe_gpu_args &a, step_view v, const give_item &i
                           uint32_t begin, uint32_t end, enum wire_form form,
                           uint32_t first, float (*acc)[8])
 {
-    enum { AHEAD = 4 };
+    enum { AHEAD = 2 };
 #pragma unroll
     for (int n = 0; n < N; n++)
 #pragma unroll

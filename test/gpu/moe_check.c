@@ -272,6 +272,75 @@ static int unlike_weights(void)
     return bad;
 }
 
+/* Takes the last tag of a row away from a place in rank 0's memory, as if its source had
+ * been lost before all of it came. */
+static void lose_row(struct gpu_world *w, uint32_t source, uint32_t token)
+{
+    static const uint64_t nothing;
+    struct moe_gpu *g = w->rank[0].gpu;
+    struct moe_gpu_state state;
+    if (moe_gpu_read_state(g, 0, &state) || gpu_enter(&g->device))
+        exit(1);
+    uint64_t at = g->arena[0].address + (state.step[0] & 1) * g->geo.half_bytes +
+                  moe_gpu_slot(&g->geo, source, token) + g->geo.row.stride - 8;
+    if (gpu_check(g->device.driver->copy_in(at, &nothing, sizeof(nothing)), "copy in"))
+        exit(1);
+    gpu_leave(&g->device);
+}
+
+/* A row of which not all came keeps its places, with zeros, and its owner learns that its
+ * sum lacks a contribution; all else is as if nothing had happened. */
+static int lost_row(enum hdl_moe_protocol protocol)
+{
+    struct gpu_case c;
+    struct gpu_world *w = calloc(1, sizeof(*w));
+    uint32_t token = 0, own = 0, bad = 0;
+    gpu_case_defaults(&c);
+    c.ranks = 2;
+    c.split = true;
+    c.tokens[0] = c.tokens[1] = 9;
+    c.opts.protocol = protocol;
+    c.opts.hidden = 256;
+    c.opts.max_tokens = 16;
+    c.opts.num_experts = 8;
+    c.opts.top_k = 4;
+    if (!w || !gpu_world_open(w, &c.opts, c.ranks, 1, 0) || !gpu_world_fill(w, &c))
+        exit(1);
+    for (; own == 0; token++)
+        for (uint32_t j = 0; j < 4; j++)
+            own += w->rank[1].ids64[token * 4 + j] < 4;
+    token--;
+    w->timeout_ns = 50000000;
+    if (!gpu_world_phase(w, &c, 0, MOE_GPU_SEND, false))
+        exit(1);
+    lose_row(w, 1, token);
+    if (!gpu_world_phase(w, &c, 0, MOE_GPU_RECV, false) ||
+        !gpu_world_half(w, &c, 0, true))
+        exit(1);
+    const struct gpu_buffer *b = w->rank[0].buffer;
+    const size_t rows = b[BUF_SOURCE_TOKEN].bytes / 4;
+    for (size_t i = 0; i < rows; i++) {
+        if (((int32_t *)b[BUF_SOURCE_TOKEN].host)[i] != -1)
+            continue;
+        own--;
+        for (size_t j = 0; j < 256; j++)
+            bad += b[BUF_OUT_ROWS].host[i * 256 + j] != 0;
+    }
+    fprintf(stderr, "expected to differ:\n");
+    bad += own + (gpu_world_compare(w, &c, OF_BOTH) != 5);
+    b = w->rank[1].buffer;
+    for (uint32_t t = 0; t < 9; t++) {
+        bool equal =
+            memcmp(b[BUF_RESULT].host + t * 512, b[BUF_RESULT].want + t * 512, 512) == 0;
+        bad += equal == (t == token) || b[BUF_MISSING].host[t] != (t == token);
+    }
+    gpu_world_close(w);
+    free(w);
+    printf("a row of which a part is lost, protocol %d: %s\n", (int)protocol,
+           bad ? "WRONG" : "zeros and told");
+    return bad != 0;
+}
+
 int main(int argc, char **argv)
 {
     uint32_t cases = argc > 1 ? (uint32_t)atoi(argv[1]) : 50;
@@ -285,7 +354,8 @@ int main(int argc, char **argv)
         return 77;
     }
     if (!mode || atoi(mode) == IN_PHASES)
-        total += unlike_weights();
+        total += unlike_weights() + lost_row(HDL_MOE_LL) + lost_row(HDL_MOE_CHUNK) +
+                 lost_row(HDL_MOE_BULK);
     for (enum placement how = IN_PHASES; how <= APART; how++) {
         int bad = 0;
         if ((mode && atoi(mode) != (int)how) || (how == APART && gpus < 2))

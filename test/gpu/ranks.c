@@ -405,8 +405,8 @@ struct moe_gpu_result gpu_result_of(const struct gpu_world *w, const struct gpu_
     return d;
 }
 
-static bool run_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
-                      uint32_t phase, bool combine)
+bool gpu_world_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
+                     uint32_t phase, bool combine)
 {
     for (uint32_t i = 0; i < w->ranks; i++) {
         struct gpu_rank *r = &w->rank[i];
@@ -454,9 +454,9 @@ static bool run_half(struct gpu_world *w, const struct gpu_case *c, uint32_t lan
     uint32_t both = MOE_GPU_SEND | MOE_GPU_RECV;
     if (combine && w->config.opaque)
         return true;
-    return c->split ? run_phase(w, c, lane, MOE_GPU_SEND, combine) &&
-                          run_phase(w, c, lane, MOE_GPU_RECV, combine)
-                    : run_phase(w, c, lane, both, combine);
+    return c->split ? gpu_world_phase(w, c, lane, MOE_GPU_SEND, combine) &&
+                          gpu_world_phase(w, c, lane, MOE_GPU_RECV, combine)
+                    : gpu_world_phase(w, c, lane, both, combine);
 }
 
 static bool fetch_all(struct gpu_world *w)

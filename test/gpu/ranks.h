@@ -113,6 +113,9 @@ struct moe_gpu_result gpu_result_of(const struct gpu_world *w, const struct gpu_
 bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane);
 bool gpu_world_half(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
                     bool combine);
+/* One phase (MOE_GPU_SEND, MOE_GPU_RECV, or both) of half a step on all ranks. */
+bool gpu_world_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t lane,
+                     uint32_t phase, bool combine);
 /* Copies the outputs of a rank here; waits for its stream. */
 bool gpu_world_fetch(struct gpu_rank *r);
 /* Compares the outputs of combine, of dispatch, or of both with the oracle, byte by byte.
