@@ -86,6 +86,15 @@ def _same_type(one: Data, other: Data) -> None:
         raise TypeError(f"input is {one.dtype.name}, output is {other.dtype.name}")
 
 
+def _target(x: Any, source: Data, out: Any, shape: tuple[int, ...], count: int) -> tuple[Any, Data]:
+    """`out`, which must have `count` elements, or new memory of the shape."""
+    result = new_like(x, shape) if out is None else out
+    target = data_of(result, write=True)
+    _same_type(source, target)
+    _room(target, count, "out")
+    return result, target
+
+
 class Collectives(Object):
     """The data calls of a group.
 
@@ -206,10 +215,7 @@ class Collectives(Object):
         source = data_of(x)
         size = self.size
         if counts is None:
-            result = new_like(x, (size, *source.shape)) if out is None else out
-            target = data_of(result, write=True)
-            _same_type(source, target)
-            _room(target, size * source.count, "out")
+            result, target = _target(x, source, out, (size, *source.shape), size * source.count)
             arguments: tuple[Any, ...] = (source.address, target.address, source.count, source.dtype)
             function = lib.hdl_allgather
         else:
@@ -262,10 +268,7 @@ class Collectives(Object):
             mine = counts[self.rank]
             shape = (mine,)
             function = lib.hdl_reduce_scatterv
-        result = new_like(x, shape) if out is None else out
-        target = data_of(result, write=True)
-        _same_type(source, target)
-        _room(target, mine, "out")
+        result, target = _target(x, source, out, shape, mine)
         arguments = (source.address, target.address, *arguments, source.dtype, _redop(op))
         return self._run("reduce_scatter", function, arguments, (source, target), result, timeout, wait, scalar)
 
@@ -291,20 +294,15 @@ class Collectives(Object):
         if counts is None or out_counts is None:
             if source.count % size:
                 raise ValueError(f"x of {source.count} elements is not {size} equal blocks")
-            result = new_like(x, source.shape) if out is None else out
-            target = data_of(result, write=True)
-            _room(target, source.count, "out")
+            result, target = _target(x, source, out, source.shape, source.count)
             arguments: tuple[Any, ...] = (source.address, target.address, source.count // size, source.dtype)
             function = lib.hdl_alltoall
         else:
             _room(source, sum(counts), "x")
-            result = new_like(x, (sum(out_counts),)) if out is None else out
-            target = data_of(result, write=True)
-            _room(target, sum(out_counts), "out")
+            result, target = _target(x, source, out, (sum(out_counts),), sum(out_counts))
             arguments = (source.address, self._counts(counts), _sizes(_packed(counts)), target.address)
             arguments += (self._counts(out_counts, "out_counts"), _sizes(_packed(out_counts)), source.dtype)
             function = lib.hdl_alltoallv
-        _same_type(source, target)
         return self._run("all_to_all", function, arguments, (source, target), result, timeout, wait)
 
     @_numbered(lib.hdl_gather, lib.hdl_gatherv)
@@ -328,10 +326,7 @@ class Collectives(Object):
         if at_root and counts is not None and displs is not None:
             result, target = self._uneven_target(x, source, out, counts, displs)
         elif at_root:
-            result = new_like(x, (size, *source.shape)) if out is None else out
-            target = data_of(result, write=True)
-            _same_type(source, target)
-            _room(target, size * source.count, "out")
+            result, target = _target(x, source, out, (size, *source.shape), size * source.count)
         address = None if target is None else target.address
         if counts is None or displs is None:
             arguments: tuple[Any, ...] = (source.address, address, source.count, source.dtype, root)
