@@ -136,8 +136,6 @@ enum hdl_status moe_gpu_read_counters(struct moe_gpu *gpu, uint32_t lane,
                                       uint32_t experts);
 /* Forgets the error that a lane's state has. */
 enum hdl_status moe_gpu_clear_error(struct moe_gpu *gpu, uint32_t lane);
-/* For tests: the number of the next step of a lane. */
-enum hdl_status moe_gpu_set_step(struct moe_gpu *gpu, uint32_t lane, uint32_t step);
 /* Device memory for the expert rows of a lane's combine, allocated by the first call. */
 enum hdl_status moe_gpu_buffer(struct moe_gpu *gpu, uint32_t lane, uint64_t *address);
 

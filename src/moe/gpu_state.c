@@ -156,7 +156,8 @@ void moe_gpu_lane_of(const struct moe_gpu *g, const struct moe_gpu_call *call,
     copy_in(g, state_at(g, lane) + offsetof(struct moe_gpu_state, member), from,         \
             sizeof(((struct moe_gpu_state *)0)->member))
 
-enum hdl_status moe_gpu_set_step(struct moe_gpu *g, uint32_t lane, uint32_t step)
+/* The number of the next step of a lane. */
+static enum hdl_status set_step(struct moe_gpu *g, uint32_t lane, uint32_t step)
 {
     uint32_t steps[MOE_GPU_MAX_CTAS], seen[MOE_GPU_MAX_RANKS];
     for (int i = 0; i < MOE_GPU_MAX_CTAS; i++)
@@ -226,7 +227,7 @@ enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t gene
     const uint32_t alone = UINT32_C(1) << g->rank;
     enum hdl_status s = put_tables(g);
     for (uint32_t lane = 0; !s && lane < g->config->shape.lanes; lane++) {
-        s = moe_gpu_set_step(g, lane, step);
+        s = set_step(g, lane, step);
         if (!s)
             s = forget_experts(g, lane);
         if (!s)
