@@ -116,6 +116,7 @@ struct moe_lane {
     bool refused;                 /* the own newest dispatch: it waited for nobody */
     bool in_place;                /* own rows are read where the caller has them */
     bool stream;                  /* large step: results are written past the cache */
+    bool past;                    /* and so is what only other ranks read */
     const uint8_t *rows, *scales; /* in_place */
     uint64_t *active;             /* [mask_words] that routes count on */
     uint8_t *seen;                /* [R] its header of the newest step came */

@@ -170,6 +170,14 @@ static const uint8_t *output_row(const struct giving *g, uint32_t row)
     return g->rows + (size_t)row * s->hidden * s->take_elem;
 }
 
+/* Do contributions to a group go past the cache? */
+static bool past(const struct giving *g, uint32_t group)
+{
+    const struct hdl_moe *m = g->m;
+    return g->lane->stream ||
+           (g->lane->past && group != m->peers->self / m->config.shape.dp);
+}
+
 /* One row for all experts of the item. */
 static void give_sum(struct giving *g, uint32_t group, const struct moe_item *item)
 {
@@ -185,7 +193,7 @@ static void give_sum(struct giving *g, uint32_t group, const struct moe_item *it
         m->part_weights[i] = entry->weight;
     }
     moe_rows_give(&m->wire, m->peers->own + at, m->parts, summed ? NULL : m->part_weights,
-                  n, g->lane->stream);
+                  n, past(g, group));
     pass_on(g, group, item->token, 1);
 }
 
@@ -199,7 +207,7 @@ static void give_each(struct giving *g, uint32_t group, const struct moe_item *i
         const void *row = output_row(g, entry->row);
         size_t at = moe_give(&c->layout, &c->shape, g->lane->half, group * c->shape.dp,
                              item->token, i);
-        moe_rows_give(&m->wire, m->peers->own + at, &row, NULL, 1, g->lane->stream);
+        moe_rows_give(&m->wire, m->peers->own + at, &row, NULL, 1, past(g, group));
     }
     pass_on(g, group, item->token, item->entries);
 }
@@ -232,7 +240,7 @@ static void give_group(struct giving *g, uint32_t group)
             give_sum(g, group, &lane->items[s->first + i]);
     }
     end_run(g, group, false);
-    if (lane->stream)
+    if (past(g, group))
         moe_rows_fence();
     tell_group(g, group);
 }

@@ -84,15 +84,23 @@ static bool puts_left(void *argument)
     return true;
 }
 
-static void own_half(const struct hdl_moe *m, const struct moe_lane *lane, int64_t tokens)
+/* What mapped ranks read is written past the cache from this size on: its lines may be in
+ * the cache of a core that is far away, which gives them back five times slower than
+ * memory takes the bytes. Where the core is near it costs a twentieth. */
+enum { MOE_PAST_BYTES = 512 << 10 };
+
+/* Asks for the lines that will be written. */
+static void own_half(const struct hdl_moe *m, struct moe_lane *lane, int64_t tokens)
 {
     const struct moe_layout *l = &m->config.layout;
-    uint32_t self = m->peers->self;
+    uint32_t self = m->peers->self, k = m->config.shape.top_k;
     size_t n = tokens > 0 && tokens <= m->config.shape.max_tokens ? (size_t)tokens : 0;
+    lane->past = n * l->row_bytes * k > MOE_PAST_BYTES && !m->peers->messaged;
     moe_own_ahead(m->peers->own + moe_header(l, lane->half, self),
                   l->header_fixed + n * l->token_stride);
-    moe_own_ahead(m->peers->own + moe_slot(l, &m->config.shape, lane->half, self, 0),
-                  n * l->row_stride);
+    if (!lane->past)
+        moe_own_ahead(m->peers->own + moe_slot(l, &m->config.shape, lane->half, self, 0),
+                      n * l->row_stride);
 }
 
 /* Makes the half of the lane's next step writable. */
@@ -117,9 +125,12 @@ static void take_half(struct hdl_moe *m, struct moe_lane *lane,
         m->peers->ops->wait(m->peers, puts_left, &w, BASE_FOREVER);
     struct moe_header_line *line = moe_line(m, lane->half, m->peers->self);
     atomic_store_explicit(&line->begun, lane->flag, memory_order_relaxed);
-    /* Before any byte of the step. For stores past the cache, which this does not order
-     * on x86, the fence behind dispatch's rows does: only contributions are stored so. */
+    /* Before any byte of the step, also those that go past the cache, which the first
+     * fence does not order on x86. (Large steps of messaged groups store contributions
+     * so: behind the fence of dispatch's rows.) */
     atomic_thread_fence(memory_order_release);
+    if (lane->past)
+        moe_rows_fence();
 }
 
 /* -------------------------------------------------------------------------- header */
@@ -256,7 +267,7 @@ static void stage_row(struct hdl_moe *m, const struct moe_lane *lane,
                           slot + c->layout.scale_offset);
         return;
     }
-    memcpy(slot, row, c->row_in_bytes);
+    moe_rows_copy((void *[]){slot}, 1, row, c->row_in_bytes, lane->past);
     if (c->shape.row_scales)
         memcpy(slot + c->layout.scale_offset,
                (const uint8_t *)t->scales + (size_t)token * c->shape.row_scales,
@@ -339,6 +350,8 @@ static void send_rows(struct hdl_moe *m, struct moe_lane *lane,
     }
     for (uint32_t r = 0; m->peers->messaged && r < ranks; r++)
         put_run(m, lane, r, false);
+    if (lane->past)
+        moe_rows_fence();
 }
 
 /* -------------------------------------------------------------------------- phases */

@@ -73,7 +73,7 @@ static void draw_sizes(struct trial *t)
         o->hidden = 1 << pick(t, 4);
     } else if (large == 1) {
         o->hidden = wide[pick(t, 8)];
-        o->max_tokens = 1 + (int32_t)pick(t, 2);
+        o->max_tokens = 1 + (int32_t)pick(t, 16);
     } else if (large == 2) {
         experts = many[pick(t, 5)] / t->ranks * t->ranks;
         o->hidden = 8;
