@@ -391,14 +391,24 @@ static enum hdl_status change_members(const char *line)
     return status;
 }
 
+/* Not with stdio: at exit some C libraries wait for a stream that a thread still reads.
+ */
+static bool read_line(char *line, size_t room)
+{
+    size_t n = 0;
+    while (n + 1 < room && read(STDIN_FILENO, &line[n], 1) == 1 && line[n] != '\n')
+        n++;
+    line[n] = 0;
+    return n > 0;
+}
+
 /* Commands, which block, have a thread of their own. */
 static void *obey(void *argument)
 {
     char line[64];
     (void)argument;
-    while (fgets(line, sizeof(line), stdin)) {
+    while (read_line(line, sizeof(line))) {
         enum hdl_status status = HDL_OK;
-        line[strcspn(line, "\n")] = 0;
         if (strncmp(line, "evict", 5) == 0 || strncmp(line, "admit", 5) == 0)
             status = change_members(line);
         else if (strcmp(line, "dump") == 0)
