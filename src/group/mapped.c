@@ -386,6 +386,8 @@ static void mapped_adopt(struct hdl_group *group, const struct group_view *older
     }
 }
 
+enum { MOVES_FROM = 2048 };
+
 /* Between two ranks a place in the slots is written again late, after 1 or 2 MiB of
  * others: writing a line takes five times as long while the cache of a core that has read
  * it still holds it. Operations of several chunks use the halves of their slots in turns,
@@ -400,7 +402,9 @@ static size_t place_of(const struct hdl_group *group, const struct hdl_op *op)
     if (op->num_chunks > 1)
         return op->number % 2 ? half : 0;
     size_t bytes = base_div_up(op->chunk_bytes, GROUP_LINE) * GROUP_LINE;
-    if (bytes > half / 4) /* late enough as they are */
+    /* Long ones come back late enough as they are, and fresh pages cost the time that
+     * thousands of operations gain. */
+    if (bytes > half / 4 || op->number < MOVES_FROM)
         return 0;
     return op->number / group->shape.window_chunks % (half / bytes) * bytes;
 }

@@ -55,7 +55,7 @@ void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
     bool timed = size > 0 || stage->pieces < 2 * PROBE_PIECES;
     bool past = stage->past != (stage->pieces++ < PROBE_PIECES);
     int64_t start = timed ? base_now_ns() : 0;
-    if (timed && size == 0) {
+    if (timed && size == 0 && kind == GROUP_STAGE_COLLECTIVE) {
         atomic_thread_fence(memory_order_seq_cst);
         start = past ? base_now_ns() : start;
     }
