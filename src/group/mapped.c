@@ -386,7 +386,7 @@ static void mapped_adopt(struct hdl_group *group, const struct group_view *older
     }
 }
 
-enum { MOVES_FROM = 2048 };
+enum { MOVES_FROM = 4096 };
 
 /* Between two ranks a place in the slots is written again late, after 1 or 2 MiB of
  * others: writing a line takes five times as long while the cache of a core that has read

@@ -45,6 +45,9 @@ void group_stage(struct group_stages *stages, int kind, bool large, void *dst,
         base_copy(dst, src, bytes, false);
         return;
     }
+    /* The first small pieces meet fresh pages: no probe yet. */
+    if (size == 0 && stage->pieces == 0 && stage->probe_ns == 0)
+        stage->pieces = 2 * PROBE_PIECES;
     if (stage->pieces >= PROBE_EVERY && (size > 0 || stage->pieces % PROBE_EVERY == 0)) {
         int64_t now = base_now_ns();
         if (now >= stage->probe_ns) {
