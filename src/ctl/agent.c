@@ -410,6 +410,11 @@ enum hdl_status ctl_agent_step(struct ctl_agent *agent,
     if (gap > 0)
         agent->last_heard =
             ctl_detector_after_gap(&agent->detector, agent->last_heard, gap, now);
+    if (now > agent->wake) { /* while it was stopped it tried to reach nobody */
+        if (agent->lost_at != INT64_MAX)
+            agent->lost_at += now - agent->wake;
+        agent->wake = now;
+    }
     enum hdl_status status = dispatch(agent, event);
     if (actions->failed)
         return base_fail(HDL_ENOMEM, "the agent is out of memory");

@@ -399,6 +399,8 @@ void coord_hello(struct ctl_coordinator *c, struct coord_conn *conn,
 
 void coord_excuse_gap(struct ctl_coordinator *c, int64_t gap)
 {
+    if (c->collecting)
+        c->collect_until += gap;
     for (uint32_t i = 0; i < c->num_ranks; i++) {
         struct coord_rank *rank = c->ranks[i];
         if (!rank)

@@ -493,6 +493,35 @@ static void test_the_clock_was_set_back(void **state)
     job_close(&job);
 }
 
+/* Stopped while it collects, a coordinator has not waited for anybody. */
+static void test_stopped_while_it_collects(void **state)
+{
+    struct job job = {0};
+    job_open(&job);
+    restart(&job);
+    job.now += 20 * SECOND;
+    coordinator(&job, &(struct ctl_coordinator_event){.kind = CTL_COORDINATOR_TICK});
+    reconnect(&job, job.agents[1]);
+    assert_int_equal(reconnects_of(job.agents[1]), 1);
+    job_close(&job);
+}
+
+/* Nor has an agent tried to reach its coordinator. */
+static void test_stopped_without_coordinator(void **state)
+{
+    struct job job = {0};
+    job_open(&job);
+    enter(&job, 1, "64");
+    restart(&job);
+    agent(&job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_DISCONNECTED});
+    job.now += 2 * SECOND;
+    agent(&job, 1, &(struct ctl_agent_event){.kind = CTL_AGENT_TICK});
+    deliver(&job);
+    assert_int_equal(job.status[1], HDL_PENDING);
+    assert_int_equal(reconnects_of(job.agents[1]), 1);
+    job_close(&job);
+}
+
 /* The coordinator ends while a process learns that it was taken for dead: what needs a
  * decision is told within its time, as everywhere, and not at its deadline. */
 static void test_fenced_and_no_coordinator(void **state)
@@ -590,6 +619,8 @@ int main(void)
         cmocka_unit_test(test_fenced_and_no_coordinator),
         cmocka_unit_test(test_two_came_in_between),
         cmocka_unit_test(test_the_clock_was_set_back),
+        cmocka_unit_test(test_stopped_while_it_collects),
+        cmocka_unit_test(test_stopped_without_coordinator),
         cmocka_unit_test(test_another_version_is_refused),
         cmocka_unit_test(test_garbage_closes_only_its_connection),
         cmocka_unit_test(test_out_of_memory),
