@@ -261,8 +261,8 @@ struct hdl_group_opts {
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_group_create(struct hdl_context *context,
                                                         const struct hdl_group_opts *opts,
                                                         struct hdl_group **group);
-/* Waits up to 2 s for own unfinished operations, leaves, frees. NULL is legal. Operation
- * handles of the group stay valid (finished) until hdl_op_free. */
+/* Waits up to 2 s for own operations, leaves, frees; no other call may be inside then.
+ * NULL is legal. Operation handles stay valid (finished) until hdl_op_free. */
 HDL_API void hdl_group_destroy(struct hdl_group *group);
 /* Leaves without waiting, from any thread, within 100 ms: blocked and later calls return
  * HDL_EABORTED, the others see this rank as lost. hdl_group_destroy is still needed.
