@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,35 +177,51 @@ class Moe(Object):
         """L, experts of this rank."""
         return int(self.call(lib.hdl_moe_local_experts))
 
+    def _fields(self) -> dict[str, tuple[tuple[int, ...], DType]]:
+        """Shape and type of all that dispatch delivers by the layout and the format."""
+        o, local, rows = self.options, self.local_experts, self.sizes.out_rows
+        shape = (local, self.num_sources * o.max_tokens) if o.layout == MoeLayout.EXPERT_3D else (rows,)
+        fields: dict[str, tuple[tuple[int, ...], DType]] = {
+            "rows": ((*shape, o.hidden), DType.F8E4M3 if o.format != MoeFormat.PLAIN else o.dtype),
+            "counts": ((local,), DType.I32),
+            "source_token": (shape, DType.I32),
+            "ranges": ((local, self.num_sources), DType.I64),
+            "source_counts": ((self.num_sources,), DType.I32),
+        }
+        if self.sizes.scale_bytes and o.format == MoeFormat.FP8_UE8M0:
+            fields["scales"] = ((*shape, self.sizes.scale_bytes), DType.U8)
+        elif self.sizes.scale_bytes:
+            fields["scales"] = ((*shape, self.sizes.scale_bytes // 4), DType.F32)
+        if o.layout in (MoeLayout.EXPERT_FLAT, MoeLayout.INDEXED):
+            fields["offsets"] = ((local + 1,), DType.I64)
+        if o.layout == MoeLayout.INDEXED:
+            fields["row_numbers"] = ((self.sizes.index_entries,), DType.I64)
+        if o.layout in (MoeLayout.RANK_MAJOR, MoeLayout.INDEXED):
+            fields["local_ids"] = ((rows, o.top_k), DType.I32)
+            fields["weights"] = ((rows, o.top_k), DType.F32)
+        if self.on_device:
+            fields["totals"] = ((2,), DType.I64)
+        return fields
+
     def new_received(self, allocate: Allocate | None = None) -> Received:
         """Arrays for dispatch: all that the layout and the format have. Default: numpy arrays, CUDA tensors."""
         allocate = allocate or (cuda_tensor if self.on_device else numpy_array)
-        o, local, rows = self.options, self.local_experts, self.sizes.out_rows
-        indexed = o.layout in (MoeLayout.RANK_MAJOR, MoeLayout.INDEXED)
-        row_dtype = DType.F8E4M3 if o.format != MoeFormat.PLAIN else o.dtype
-        if o.layout == MoeLayout.EXPERT_3D:
-            shape: tuple[int, ...] = (local, self.num_sources * o.max_tokens)
-        else:
-            shape = (rows,)
-        received = Received(allocate((*shape, o.hidden), row_dtype))
-        if self.sizes.scale_bytes and o.format == MoeFormat.FP8_UE8M0:
-            received.scales = allocate((*shape, self.sizes.scale_bytes), DType.U8)
-        elif self.sizes.scale_bytes:
-            received.scales = allocate((*shape, self.sizes.scale_bytes // 4), DType.F32)
-        received.counts = allocate((local,), DType.I32)
-        received.source_token = allocate(shape, DType.I32)
-        received.ranges = allocate((local, self.num_sources), DType.I64)
-        received.source_counts = allocate((self.num_sources,), DType.I32)
-        if o.layout in (MoeLayout.EXPERT_FLAT, MoeLayout.INDEXED):
-            received.offsets = allocate((local + 1,), DType.I64)
-        if o.layout == MoeLayout.INDEXED:
-            received.row_numbers = allocate((self.sizes.index_entries,), DType.I64)
-        if indexed:
-            received.local_ids = allocate((rows, o.top_k), DType.I32)
-            received.weights = allocate((rows, o.top_k), DType.F32)
-        if self.on_device:
-            received.totals = allocate((2,), DType.I64)
-        return received
+        return Received(**{name: allocate(*field) for name, field in self._fields().items()})
+
+    def _into(self, received: Received) -> _abi.MoeReceived:
+        """The struct; refuses arrays that are too small."""
+        struct = _abi.MoeReceived()
+        fields = self._fields()
+        for field in dataclasses.fields(Received)[:-2]:
+            array = getattr(received, field.name)
+            if array is None:
+                continue
+            data = self._data(array, write=True)
+            if field.name in fields:
+                shape, dtype = fields[field.name]
+                self._check_room(data, dtype, math.prod(shape), field.name)
+            setattr(struct, field.name, data.address)
+        return struct
 
     def _data(self, source: Any, write: bool = False) -> Data:
         if not self.on_device:
@@ -246,8 +263,9 @@ class Moe(Object):
         Raises InvalidError for an id or a T out of range (naming values), heddle.Error with EPEER if another rank's
         arguments were refused.
         """
-        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales, num_tokens_at)
-        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, step, stream)
+        tokens, step = self._checked(self._tokens, rows, topk_ids, weights, scales, num_tokens_at)
+        into = self._checked(self._into, received)
+        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, into, step, stream)
 
     def dispatch_send(
         self,
@@ -260,7 +278,7 @@ class Moe(Object):
         num_tokens_at: Any = None,
     ) -> tuple[Step, Status]:
         """First half of dispatch: waits for nobody; the arrays may be reused when it returns."""
-        tokens, step = self._checked_tokens(rows, topk_ids, weights, scales, num_tokens_at)
+        tokens, step = self._checked(self._tokens, rows, topk_ids, weights, scales, num_tokens_at)
         status = self._finish(lib.hdl_moe_dispatch_send, active, None, (tokens,), (step.struct,), stream)
         return step, status
 
@@ -268,7 +286,8 @@ class Moe(Object):
         self, step: Step, received: Received, active: Any = None, timeout: float | None = None, stream: Any = None
     ) -> Status:
         """Second half of dispatch."""
-        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, None, stream)
+        into = self._into(received)
+        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, into, None, stream)
 
     def refuse(self) -> None:
         """A dispatch whose arguments are bad: this step is over on all ranks, the others get EPEER."""
@@ -276,9 +295,9 @@ class Moe(Object):
         with self.lock:
             self.call(lib.hdl_moe_dispatch_send, tokens, None, _abi.MoeHandle())
 
-    def _checked_tokens(self, *arrays: Any) -> tuple[_abi.MoeTokens, Step]:
+    def _checked(self, make: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return self._tokens(*arrays)
+            return make(*arguments)
         except (TypeError, ValueError):
             if not self.on_device:
                 self.refuse()
@@ -306,6 +325,12 @@ class Moe(Object):
             tokens.num_tokens_at = self._address(num_tokens_at, DType.I32, 1, "num_tokens_at")
         return tokens, Step(count)
 
+    def _check_room(self, data: Data, dtype: DType, count: int, what: str) -> None:
+        if data.dtype not in (dtype, _BITS.get(dtype)):
+            raise TypeError(f"{what} is {data.dtype.name}, {dtype.name} is needed")
+        if data.count < count:
+            raise ValueError(f"{what} of shape {data.shape} is too small, {count} elements are needed")
+
     def _address(self, array: Any, dtype: DType, count: int, what: str, write: bool = False) -> int:
         data = self._data(array, write)
         if data.dtype not in (dtype, _BITS.get(dtype)):
@@ -321,14 +346,10 @@ class Moe(Object):
         timeout: float | None,
         before: tuple[Any, ...],
         received: Received,
+        struct: _abi.MoeReceived,
         step: Step | None,
         stream: Any,
     ) -> Status:
-        struct = _abi.MoeReceived()
-        for field in dataclasses.fields(Received)[:-2]:
-            array = getattr(received, field.name)
-            if array is not None:
-                setattr(struct, field.name, self._data(array, write=True).address)
         after = () if step is None else (step.struct,)
         try:
             return self._finish(function, active, timeout, (*before, struct), after, stream)
@@ -401,7 +422,12 @@ class Moe(Object):
         return self._finish(lib.hdl_moe_combine_recv, active, timeout, (step.struct, result), stream=stream)
 
     def _outputs(self, rows: Any, weights: Any, step: Step) -> _abi.MoeOutputs:
-        outputs = _abi.MoeOutputs(rows=self._data(rows).address)
+        data, o = self._data(rows), self.options
+        # Other layouts read as many rows as came; bytes are those of next_combine_buffer.
+        if o.layout == MoeLayout.EXPERT_3D and not isinstance(rows, (memoryview, DeviceBytes)):
+            count = self.local_experts * self.num_sources * o.max_tokens * o.hidden
+            self._check_room(data, o.result_dtype(), count, "rows")
+        outputs = _abi.MoeOutputs(rows=data.address)
         if weights is not None:
             outputs.weights = self._address(weights, DType.F32, step.num_tokens * self.options.top_k, "weights")
         return outputs

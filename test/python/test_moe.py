@@ -151,6 +151,7 @@ def mistakes(world: heddle.Group) -> None:
         (TypeError, "int32 or int64", (x, ids.astype(np.int16), received, weights)),
         (ValueError, "[tokens, 3]", (x, ids[:, :2].copy(), received, weights)),
         (ValueError, "weights", (x, ids, received, weights[:1])),
+        (ValueError, "rows of shape", (x, ids, heddle.Received(received.rows[:1]), weights)),
     ):
         if rank == 0:
             with raises(kind, text):  # type: ignore[arg-type]
@@ -159,6 +160,11 @@ def mistakes(world: heddle.Group) -> None:
             with raises(heddle.Error, "EPEER", "rank 0"):
                 moe.dispatch(x, ids, received, weights)
         good()
+    step, _ = moe.dispatch(x, ids, received, weights)
+    with raises(ValueError, "rows of shape"):
+        moe.combine(step, received.rows[:, :1].copy(), np.empty((TOKENS, HIDDEN), np.float32))
+    moe.combine(step, received.rows, np.empty((TOKENS, HIDDEN), np.float32))
+    good()
     with raises(heddle.Error, "ECONFIG", "hidden"):
         heddle.Moe(world, EACH * size, TOP_K, HIDDEN + rank, MOST)
     with raises(ValueError, "EINVAL"):
