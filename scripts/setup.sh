@@ -146,5 +146,6 @@ build_in() {
 
 build_default() {
     [ -e build/build.ninja ] || echo "run: building in build/, the first time this takes a minute or two" >&2
-    build_in build || exit 1
+    # lib: where pkg-config and the linker look, also without dpkg-architecture, where meson takes lib64.
+    build_in build --libdir lib || exit 1
 }
