@@ -77,6 +77,8 @@ enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib 
         {"fi_fabric", (void **)&lib->fabric},
         {"fi_strerror", (void **)&lib->strerror},
         {"fi_version", (void **)&lib->version},
+        {"fi_getparams", (void **)&lib->getparams},
+        {"fi_freeparams", (void **)&lib->freeparams},
     };
     for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
         *symbols[i].slot = dlsym(handle, symbols[i].name);
@@ -98,8 +100,18 @@ enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib 
 
 bool net_fabric_takes_long(const struct net_fabric_lib *lib, const char *provider)
 {
-    return strcmp(provider, "tcp;ofi_rxm") == 0 &&
-           FI_VERSION_GE(lib->version(), FI_VERSION(1, 17));
+    if (strcmp(provider, "tcp;ofi_rxm") != 0 ||
+        FI_VERSION_LT(lib->version(), FI_VERSION(1, 17)))
+        return false;
+    struct fi_param *params = NULL;
+    int count = 0;
+    if (lib->getparams(&params, &count) != 0)
+        return false;
+    bool takes = false;
+    for (int i = 0; i < count; i++)
+        takes = takes || strcmp(params[i].name, "FI_OFI_RXM_ENABLE_DYN_RBUF") == 0;
+    lib->freeparams(params);
+    return takes;
 }
 
 static enum hdl_status hints_address(struct fi_info *hints, const char *address)

@@ -27,6 +27,8 @@ struct net_fabric_lib {
     int (*fabric)(struct fi_fabric_attr *attr, struct fid_fabric **fabric, void *context);
     const char *(*strerror)(int error);
     uint32_t (*version)(void);
+    int (*getparams)(struct fi_param **params, int *count);
+    void (*freeparams)(struct fi_param *params);
 };
 
 /* The interface version asked for: everything used here is in it. */
@@ -36,7 +38,10 @@ struct net_fabric_lib {
  * handlers behind. */
 enum hdl_status net_fabric_lib_open(struct base_env *env, struct net_fabric_lib *lib);
 
-/* Does a message of NET_LONG_BYTES go without round trips and buffers of its size? */
+/* Does a message of NET_LONG_BYTES go without round trips and buffers of its size? Not
+ * where ofi_rxm has no dynamic receive buffers (any more): it would cut it into segments,
+ * and crash should the peer die before the last (libfabric 2.1). Call it after choosing.
+ */
 bool net_fabric_takes_long(const struct net_fabric_lib *lib, const char *provider);
 
 /*
