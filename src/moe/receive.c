@@ -16,6 +16,44 @@ struct waiting {
 
 /* ------------------------------------------------------------------------- headers */
 
+/* Tokens that choose as many experts as there are ranks go to nearly all of them. */
+static bool comes_here(const struct hdl_moe *m, uint32_t rank)
+{
+    return rank != m->peers->self && moe_mapped(m, rank) &&
+           m->config.shape.top_k >= m->config.shape.ranks;
+}
+
+/* A header of a small step came, and so did its rows: what the plan will read, and what
+ * it will find to be read. */
+static void fetch_source(const struct hdl_moe *m, const struct moe_lane *lane,
+                         uint32_t rank)
+{
+    const struct moe_layout *l = &m->config.layout;
+    size_t tokens = moe_line(m, lane->half, rank)->tokens; /* untrusted */
+    if (!comes_here(m, rank))
+        return;
+    moe_fetch_ahead(moe_base(m, rank) + moe_token(l, lane->half, rank, 0),
+                    tokens * l->token_stride);
+    moe_fetch_ahead(moe_base(m, rank) +
+                        moe_slot(l, &m->config.shape, lane->half, rank, 0),
+                    tokens * l->row_stride);
+}
+
+/* While headers are waited for: the lines of contributions, should others have as many
+ * tokens as this rank. */
+static void own_contributions(const struct hdl_moe *m, const struct moe_lane *lane)
+{
+    const struct moe_shape *s = &m->config.shape;
+    const struct moe_layout *l = &m->config.layout;
+    for (uint32_t r = 0; r < s->ranks; r++) {
+        size_t at = moe_give(l, s, lane->half, r / s->dp * s->dp, 0, 0);
+        if (!comes_here(m, r))
+            continue;
+        moe_own_ahead(m->peers->own + at, lane->tokens * l->gives * l->give_stride);
+        moe_own_ahead(m->peers->own + moe_line_out(l, lane->half, r), MOE_LINE_BYTES);
+    }
+}
+
 /* Looks at the header flag of a source; true when there is nothing more to wait for. */
 static bool header_decided(struct hdl_moe *m, struct moe_lane *lane, uint32_t rank)
 {
@@ -25,6 +63,7 @@ static bool header_decided(struct hdl_moe *m, struct moe_lane *lane, uint32_t ra
     if (flag == lane->flag) {
         s->state = moe_cut(m, lane, rank) ? MOE_SOURCE_LOST : MOE_SOURCE_CAME;
         lane->seen[rank] = 1;
+        fetch_source(m, lane, rank);
     } else if (flag > lane->flag) { /* this rank was left behind */
         s->state = MOE_SOURCE_LOST;
         m->stale_drops++;
@@ -58,6 +97,7 @@ static void wait_for_headers(struct hdl_moe *m, struct moe_lane *lane,
         lane->source[r].count = 0;
         w.num_waiting += waits;
     }
+    own_contributions(m, lane);
     if (!headers_decided(&w)) {
         w.start = base_now_ns();
         m->peers->ops->wait(m->peers, headers_decided, &w, call->deadline_ns);
