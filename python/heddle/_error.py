@@ -51,6 +51,11 @@ _CLASSES: dict[int, type[Error]] = {
 }
 
 
+def incomplete(name: str, ranks: tuple[int, ...]) -> str:
+    """What a call that has no text of its own says about the ranks it finished without."""
+    return f"{name} finished without ranks {', '.join(map(str, ranks))}"
+
+
 def make(status: int, detail: str = "", ranks: tuple[int, ...] = ()) -> Error:
     """The exception for a status."""
     return _CLASSES.get(status, Error)(status, detail, ranks)

@@ -346,12 +346,13 @@ def survives(port: int, rank: int) -> None:
     assert active.tolist() == [1, 0, 1]
     check_sum(combined, expected_sum(rank, 3, 3 * EACH, 1, without=1), False)
     until(lambda: pg.get_active_ranks(dist.group.WORLD).tolist() == [1, 0, 1])
-    # A membership is copied into a mask like this.
-    active = pg.get_active_ranks(dist.group.WORLD).clone()
-    for tokens in (x, x):
-        out, _, handle, _, _ = buffer.dispatch(tokens, idx, active, MAX_TOKENS, 3 * EACH, -1, use_fp8=False)
-        combined, _, _ = buffer.combine(experts_on(out, rank, 3, 3 * EACH), idx, weights, None, -1, handle)
+    # A membership as a mask: a copy, or the group's own tensor, into which no call writes.
+    members = pg.get_active_ranks(dist.group.WORLD)
+    for active in (members.clone(), members):
+        out, _, handle, _, _ = buffer.dispatch(x, idx, active, MAX_TOKENS, 3 * EACH, -1, use_fp8=False)
+        combined, _, _ = buffer.combine(experts_on(out, rank, 3, 3 * EACH), idx, weights, active, -1, handle)
         check_sum(combined, expected_sum(rank, 3, 3 * EACH, 1, without=1), False)
+        assert active.tolist() == [1, 0, 1]
     dist.destroy_process_group()
 
 

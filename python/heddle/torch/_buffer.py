@@ -366,8 +366,9 @@ class Buffer:
         used = sum(exchange.moe.sizes.arena_bytes for exchange in self._exchanges.values())
         if self.num_ep_buffer_bytes and used + needed > self.num_ep_buffer_bytes:
             raise ValueError(
-                f"dispatch of M {shape.max_tokens} H {shape.hidden} E {shape.num_experts} k {shape.top_k} needs "
-                f"{used + needed} bytes ({used} of them in use), num_ep_buffer_bytes is {self.num_ep_buffer_bytes}"
+                f"dispatch of M {shape.max_tokens} H {shape.hidden} E {shape.num_experts} k {shape.top_k} "
+                f"use_fp8={shape.use_fp8} needs an exchange of {needed} bytes beside {used} that others have, "
+                f"num_ep_buffer_bytes is {self.num_ep_buffer_bytes}"
             )
         fields = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
         made = _Exchange(shape, Moe(self._job, **fields), self._updates)
@@ -381,11 +382,14 @@ class Buffer:
         self, active_ranks: torch.Tensor | None, device: torch.device
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """(mask of all slots for the C call, the caller's tensor to update or None)."""
+        members = self.group.active_ranks if isinstance(self.group, ProcessGroup) else None
+        if active_ranks is not None and members is not None and active_ranks.data_ptr() == members.data_ptr():
+            active_ranks = None  # a call writes into its mask, but only views change the members
         if active_ranks is None and device.type == "cuda":
             return None, None  # the members
         if active_ranks is None:
-            if isinstance(self.group, ProcessGroup):
-                return self.group.active_ranks[: self._slots].to("cpu", torch.int32, copy=True), None
+            if members is not None:
+                return members[: self._slots].to("cpu", torch.int32, copy=True), None
             return torch.ones(self._slots, dtype=torch.int32), None
         _on(device, active_ranks, "active_ranks")
         length = active_ranks.numel()

@@ -132,7 +132,7 @@ class Work(dist.Work):
             except Exception as error:  # noqa: BLE001  wait() raises it
                 self._error = error
         if status != 0 and (status not in _LOSSES or _RAISE) and self._error is None:
-            named = f"{self.name}: {detail}" if detail else ""
+            named = f"{self.name}: {detail}" if detail else _error.incomplete(self.name, failed) if failed else ""
             self._error = _error.make(status, named, failed)
         if status != 0:
             self.group.failed(self, status, detail)
