@@ -161,13 +161,20 @@ class Moe(Object):
         self.options = MoeOptions(num_experts, top_k, hidden, max_tokens, **options)
         #: Held during each call of the library.
         self.lock = threading.Lock()
-        made = ctypes.c_void_p()
-        _error.check(group.call(lib.hdl_moe_create, self.options.struct(), made))
-        self._opened(made.value or 0)
         view = _abi.View()
         _error.check(group.call(lib.hdl_group_view, view))
         #: Slots of the group (R), and ranks that give rows of their own (S).
         self.num_ranks: int = view.capacity
+        made = ctypes.c_void_p()
+        struct = self.options.struct()
+        wrong = self._wrong_map(self.options.expert_counts, self.options.expert_ids)
+        if wrong:
+            struct.expert_ids = None  # refused by all ranks
+        status = group.call(lib.hdl_moe_create, struct, made)
+        if wrong:
+            raise ValueError(wrong)
+        _error.check(status)
+        self._opened(made.value or 0)
         self.num_sources = self.num_ranks // self.options.dp_size
         self.on_device = self.options.memory == MoeMemory.CUDA
         self.sizes = self.options.sizes(self.num_ranks)
@@ -464,12 +471,24 @@ class Moe(Object):
         Collective; a new member creates a Moe at that place. Older steps are ESTALE.
         """
         counts = None if expert_counts is None else int32s(expert_counts)
-        ids = None if expert_ids is None else int32s(expert_ids)
+        wrong = self._wrong_map(expert_counts, expert_ids)
+        ids = None if expert_ids is None or wrong else int32s(expert_ids)
         with self.lock:
-            _error.check(self.call(lib.hdl_moe_update, counts, ids))
+            status = self.call(lib.hdl_moe_update, counts, ids)
+            if wrong:
+                raise ValueError(wrong)
+            _error.check(status)
         if expert_counts is not None:
             self.options = dataclasses.replace(self.options, expert_counts=expert_counts, expert_ids=expert_ids)
             self.sizes = self.options.sizes(self.num_ranks)
+
+    def _wrong_map(self, counts: Sequence[int] | None, ids: Sequence[int] | None) -> str:
+        """What is wrong with the lengths, which the library cannot see."""
+        if counts is not None and len(counts) != self.num_ranks:
+            return f"expert_counts has {len(counts)} entries, the group has {self.num_ranks} slots"
+        if counts is not None and ids is not None and len(ids) != sum(counts):
+            return f"expert_ids has {len(ids)} entries, expert_counts has {sum(counts)} experts"
+        return ""
 
     def status(self) -> dict[str, Any]:
         """Counters since creation and the last failure, by the names of struct hdl_moe_state; arrays as lists."""

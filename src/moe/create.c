@@ -215,7 +215,7 @@ enum hdl_status hdl_moe_update(struct hdl_moe *m, const int32_t *expert_counts,
     struct hdl_moe_opts opts = m->opts;
     opts.expert_counts = expert_counts;
     opts.expert_ids = expert_ids;
-    if (!expert_counts) {
+    if (!expert_counts && !expert_ids) {
         map = copy_map(m->env, &m->config.map);
         if (!map)
             return group_decline(m->group, "exchange");

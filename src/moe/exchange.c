@@ -204,7 +204,7 @@ static bool all_settled(void *argument)
 
 void hdl_moe_destroy(struct hdl_moe *m)
 {
-    if (!m)
+    if (!m || m->magic != MOE_MAGIC)
         return;
     if (m->peers->messaged && m->peers->ops->check(m->peers) == HDL_OK && !all_settled(m))
         m->peers->ops->wait(m->peers, all_settled, m, base_now_ns() + 2 * BASE_NS_PER_S);

@@ -57,6 +57,8 @@ static enum hdl_status count_entries(uint32_t ranks, uint32_t experts,
                                      size_t *total)
 {
     *total = experts;
+    if (!counts && ids)
+        return base_fail(HDL_EINVAL, "expert_ids without expert_counts");
     if (!counts) {
         if (experts % ranks != 0)
             return base_fail(

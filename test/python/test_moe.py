@@ -142,6 +142,19 @@ def mistakes(world: heddle.Group) -> None:
         with raises(heddle.Error, "ESTALE"):
             moe.combine(step, received.rows, out)
 
+    maps: tuple[tuple[str, list[int] | None, list[int] | None], ...] = (
+        ("1 entries", [EACH * size], list(range(EACH * size))),
+        (f"{EACH * size - 1} entries", [EACH] * size, list(range(1, EACH * size))),
+        ("without expert_counts", None, [0]),
+        ("without expert_ids", [EACH] * size, None),
+    )
+    for text, per_rank, held in maps:
+        if rank == 0:
+            with raises(ValueError, text):
+                moe.update(per_rank, held)
+        else:
+            with raises(heddle.Error, "rank 0"):
+                moe.update()
     wrong_id = ids.copy()
     wrong_id[3, 0] = 99
     for kind, text, arguments in (
