@@ -309,6 +309,9 @@ static void moe_mode(bool replacement)
     }
     for (int i = 0; i < 3; i++)
         CHECK_OK(moe_step());
+    /* What the others need of these steps has gone when the second one is over. */
+    CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    CHECK(hdl_barrier(self.group, NULL, NULL) >= 0, "%s", hdl_error_detail());
     if (self.rank == STOPPED)
         moe_stopped();
     else
