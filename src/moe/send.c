@@ -438,8 +438,13 @@ static enum hdl_status report_refusal(struct hdl_moe *m, struct moe_lane *lane,
     return base_fail(HDL_EINVAL, "dispatch step %" PRIu64 ": %s", m->next - 1, text);
 }
 
-/* Results that do not fit into the caches are written past them. */
-enum { MOE_STREAM_BYTES = 4 << 20, MOE_EARLY_BYTES = 64 << 10 };
+/* Results that do not fit into the caches are written past them: sooner where messages
+ * pass through the caches, too. */
+enum {
+    MOE_STREAM_BYTES = 4 << 20,
+    MOE_STREAM_MESSAGED = 1 << 20,
+    MOE_EARLY_BYTES = 64 << 10
+};
 
 enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_tokens *tokens,
                                    struct moe_call *call, bool fused,
@@ -461,7 +466,8 @@ enum hdl_status moe_dispatch_begin(struct hdl_moe *m, const struct hdl_moe_token
     lane->rows = tokens->rows;
     lane->scales = tokens->scales;
     size_t volume = lane->tokens * m->config.layout.row_bytes;
-    lane->stream = volume * m->config.shape.top_k > MOE_STREAM_BYTES;
+    lane->stream = volume * m->config.shape.top_k >
+                   (m->peers->messaged ? MOE_STREAM_MESSAGED : MOE_STREAM_BYTES);
     bool early = volume > MOE_EARLY_BYTES || refusal != MOE_ACCEPTED;
     if (early) {
         atomic_store_explicit(&line->flag, lane->flag, memory_order_release);
