@@ -140,7 +140,8 @@ static enum hdl_status parse_transport(const char *text, enum net_transport *tra
             *transport = (enum net_transport)i;
             return HDL_OK;
         }
-    return base_fail(HDL_EINVAL, "transport \"%s\" is none of auto, shm, fabric", text);
+    return base_fail(HDL_EINVAL, "HEDDLE_TRANSPORT: \"%s\" is none of auto, shm, fabric",
+                     text);
 }
 
 static uint64_t exchange_rank_epoch(void *user)

@@ -63,7 +63,11 @@ static int start_and_watch(const struct procs_spec *spec, const struct launch *l
         return tool_failed("could not start the ranks: %s", hdl_error_detail());
     enum hdl_status ran = procs_run(procs);
     int code = explain(procs, ran, launch);
-    procs_destroy(procs);
+    bool ended = ran == HDL_OK && procs_stop_signal(procs) == 0;
+    int left = procs_destroy(procs);
+    if (ended && left > 0)
+        (void)tool_failed("ended %d process%s that the ranks had left running", left,
+                          left == 1 ? "" : "es");
     return code;
 }
 

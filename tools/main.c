@@ -9,6 +9,19 @@
 #include "heddle.h"
 #include "tools/options.h"
 
+static int command_version(int argc, char **argv)
+{
+    const struct tool_usage usage = {"heddle version", "Prints the version.", NULL, 0,
+                                     NULL};
+    int first, code;
+    if (!tool_parse(&usage, true, argc, argv, &first, &code))
+        return code;
+    if (first < argc)
+        return tool_usage_error("version takes no argument '%s'", argv[first]);
+    printf("heddle %s\n", hdl_version());
+    return TOOL_OK;
+}
+
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -23,6 +36,7 @@ static const struct {
     {"chaos", command_chaos,
      "kill, stop, remove and replace ranks that check every result"},
     {"sim", command_sim, "run the control plane under virtual time and faults"},
+    {"version", command_version, "the version"},
 };
 
 static int help(void)
@@ -32,9 +46,8 @@ static int help(void)
            "programs.\n\ncommands:\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         printf("  %-12s%s\n", commands[i].name, commands[i].help);
-    printf("  %-12s%s\n  %-12s%s\n\n"
-           "heddle COMMAND --help tells about one command.\n",
-           "help", "this text, or that of a command", "version", "version and build");
+    printf("  %-12s%s\n\nheddle COMMAND --help tells about one command.\n", "help",
+           "this text, or that of a command");
     return TOOL_OK;
 }
 
@@ -57,12 +70,8 @@ static int run_command(int argc, char **argv)
     if (strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 ||
         strcmp(name, "-h") == 0)
         return help();
-    if (strcmp(name, "version") == 0 || strcmp(name, "--version") == 0) {
-        if (argc > 2)
-            return tool_usage_error("version takes no argument '%s'", argv[2]);
-        printf("heddle %s\n", hdl_version());
-        return TOOL_OK;
-    }
+    if (strcmp(name, "--version") == 0)
+        return command_version(argc - 1, argv + 1);
     return dispatch(argc - 1, argv + 1);
 }
 

@@ -60,6 +60,7 @@ struct procs {
     int signal_fd;
     int first_failure;
     int stop_signal;
+    int num_left;    /* killed after their rank had ended */
     int64_t term_at; /* when the survivors of a failure get SIGTERM, then SIGKILL */
     int64_t kill_at;
     struct pollfd *polls;
@@ -163,6 +164,17 @@ static void collect_exits(struct procs *procs)
     }
 }
 
+/* By us: the end of its rank was that of the group. */
+static bool was_killed(const struct procs *procs, const siginfo_t *info)
+{
+    pid_t group = getpgid(info->si_pid);
+    bool killed = info->si_code == CLD_KILLED && info->si_status == SIGKILL;
+    for (int r = 0; killed && r < procs->spec.num_ranks; r++)
+        if (procs->ranks[r].pid == group)
+            return !procs->ranks[r].running;
+    return false;
+}
+
 /* Descendants whose parent has gone are our children now: reap those that ended. */
 static void reap_orphans(struct procs *procs)
 {
@@ -176,8 +188,10 @@ static void reap_orphans(struct procs *procs)
                 break;
             }
         }
-        if (info.si_pid != 0)
+        if (info.si_pid != 0) {
+            procs->num_left += was_killed(procs, &info);
             waitpid(info.si_pid, NULL, 0);
+        }
         memset(&info, 0, sizeof(info));
     }
 }
@@ -531,10 +545,10 @@ void procs_dump(const struct procs *procs, FILE *out)
     fflush(out);
 }
 
-void procs_destroy(struct procs *procs)
+int procs_destroy(struct procs *procs)
 {
     if (!procs)
-        return;
+        return 0;
     signal_all(procs, SIGKILL);
     for (int r = 0; r < procs->spec.num_ranks; r++) {
         siginfo_t info = {0};
@@ -547,10 +561,12 @@ void procs_destroy(struct procs *procs)
         }
     }
     if (procs->signal_fd >= 0) {
-        procs_kill_children();
+        procs->num_left += procs_kill_children();
         close(procs->signal_fd);
     }
+    int num_left = procs->num_left;
     sigprocmask(SIG_SETMASK, &procs->old_mask, NULL);
     free(procs->polls);
     free(procs);
+    return num_left;
 }

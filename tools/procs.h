@@ -70,7 +70,8 @@ int procs_stop_signal(const struct procs *procs);
 /* For each rank: its end, or state, wait channel and last lines of output. */
 void procs_dump(const struct procs *procs, FILE *out);
 
-/* Kills what is left, by its own ids: the ranks' process groups and every descendant. */
-void procs_destroy(struct procs *procs);
+/* Kills what is left, by its own ids: the ranks' process groups and every descendant.
+ * Returns how many processes the ranks had left running when they ended. */
+int procs_destroy(struct procs *procs);
 
 #endif

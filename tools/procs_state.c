@@ -93,14 +93,17 @@ static void kill_visible_children(void)
     closedir(dir);
 }
 
-void procs_kill_children(void)
+int procs_kill_children(void)
 {
-    for (;;) {
-        pid_t pid = waitpid(-1, NULL, WNOHANG);
+    for (int killed = 0;;) {
+        int code = 0;
+        pid_t pid = waitpid(-1, &code, WNOHANG);
         if (pid < 0 && errno == ECHILD)
-            return;
-        if (pid > 0)
+            return killed;
+        if (pid > 0) {
+            killed += WIFSIGNALED(code) && WTERMSIG(code) == SIGKILL;
             continue;
+        }
         kill_visible_children();
         usleep(1000);
     }

@@ -11,7 +11,8 @@
  * call. */
 void procs_print_state(pid_t pid, int rank, FILE *out);
 
-/* Kills and reaps every child of this process, and theirs as they become ours. */
-void procs_kill_children(void);
+/* Kills and reaps every child of this process, and theirs as they become ours. Returns
+ * how many it took. */
+int procs_kill_children(void);
 
 #endif

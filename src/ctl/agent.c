@@ -2,6 +2,7 @@
 /* The agent's entry: its connection to the coordinator, heartbeats, loss, neighbours. */
 #include "ctl/agent.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/env.h"
@@ -88,19 +89,35 @@ static void connect_later(struct ctl_agent *agent)
     agent_wake_at(agent, agent->retry_at);
 }
 
+void agent_lost_text(struct ctl_agent *agent, char text[CTL_LINE_BYTES])
+{
+    bool own = agent->options.standalone, ended = agent->coordinator_exited && !own;
+    char since[64] = "its process has ended";
+    int64_t lost_ns = agent->now - (agent->lost_at - agent->options.lost_after_ns);
+    if (!ended)
+        (void)snprintf(since, sizeof(since), "not reachable for %lld ms",
+                       (long long)(lost_ns / (SECOND / 1000)));
+    (void)snprintf(text, CTL_LINE_BYTES, "the coordinator is lost: %s%s, %s%s",
+                   own ? "" : "job rank 0 at ", agent->coordinator_at, since,
+                   own ? ""
+                       : "; one of its own (heddle coordinator) outlives job rank 0");
+}
+
 static void lose_coordinator(struct ctl_agent *agent)
 {
     if (agent->lost)
         return;
+    char text[CTL_LINE_BYTES];
+    agent_lost_text(agent, text);
     agent->lost = true;
     struct ctl_action *action = ctl_actions_add(agent->out, CTL_DO_COORDINATOR_LOST);
     if (action)
-        action->text = ctl_text(agent->out, "the coordinator is not reachable");
+        action->text = ctl_text(agent->out, "%s", text);
     base_list_each(node, after, &agent->groups)
     {
         struct agent_group *group = base_container_of(node, struct agent_group, node);
         if (agent_group_needs_coordinator(agent, group))
-            agent_group_fail(agent, group, HDL_ECOORD, "the coordinator is lost");
+            agent_group_fail(agent, group, HDL_ECOORD, text);
     }
 }
 
@@ -277,6 +294,9 @@ static void message(struct ctl_agent *agent, const struct ctl_agent_event *event
         else
             agent_group_message(agent, &msg);
         break;
+    case CTL_MSG_NOTICE:
+        ctl_do_log(agent->out, HDL_LOG_WARN, "%s", msg.text);
+        break;
     default:
         agent_group_message(agent, &msg);
         break;
@@ -361,6 +381,8 @@ static enum hdl_status dispatch(struct ctl_agent *agent,
 {
     switch (event->kind) {
     case CTL_AGENT_CONNECTED:
+        (void)snprintf(agent->coordinator_at, sizeof(agent->coordinator_at), "%s",
+                       event->text ? event->text : "this process");
         if (agent->link == LINK_CONNECTING && !agent->refused)
             hello(agent);
         break;

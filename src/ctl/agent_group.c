@@ -194,8 +194,11 @@ enum hdl_status agent_register(struct ctl_agent *agent,
     base_list_init(&group->proposals);
     base_list_push_back(&agent->groups, &group->node);
     agent_wake_at(agent, group->deadline);
+    char text[CTL_LINE_BYTES] = "the coordinator is lost";
+    if (agent->lost)
+        agent_lost_text(agent, text);
     if (agent->lost || agent->refused)
-        agent_group_fail(agent, group, HDL_ECOORD, "the coordinator is lost");
+        agent_group_fail(agent, group, HDL_ECOORD, text);
     else if (agent->link == LINK_UP)
         ctl_do_send_bytes(agent->out, 0, request);
     return HDL_OK;

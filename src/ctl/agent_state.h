@@ -89,7 +89,8 @@ struct ctl_agent {
     int64_t next_beat;
     int64_t retry_at;
     int64_t backoff;
-    int64_t lost_at; /* when `lost` becomes true; INT64_MAX = connected */
+    char coordinator_at[80]; /* its address, of the last connection */
+    int64_t lost_at;         /* when `lost` becomes true; INT64_MAX = connected */
     int64_t join_deadline;
     int64_t wake;
     struct base_list groups;
@@ -105,6 +106,8 @@ void agent_wake_at(struct ctl_agent *agent, int64_t when);
 void agent_send(struct ctl_agent *agent, const struct ctl_msg *msg);
 void agent_out_of_memory(struct ctl_agent *agent);
 void agent_reconnect(struct ctl_agent *agent);
+/* Why the groups that need the coordinator end: where it was, what to do. */
+void agent_lost_text(struct ctl_agent *agent, char text[CTL_LINE_BYTES]);
 /* Whether a neighbour has ended, and the coordinator may not know it yet. */
 bool agent_saw_end(const struct ctl_agent *agent, uint64_t rank_epoch);
 

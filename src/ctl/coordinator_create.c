@@ -7,6 +7,9 @@
 #include "base/env.h"
 #include "ctl/coordinator_state.h"
 
+/* Those who wait are told once why, as with operations. */
+#define SLOW (5 * SECOND)
+
 /* Appends "name", ", name", ... for one slot; keeps the list readable when it is long. */
 static void list_slot(char *text, size_t size, uint32_t *listed, uint32_t slot)
 {
@@ -249,7 +252,9 @@ static void found(struct ctl_coordinator *c, struct coord_rank *rank, uint64_t k
         group = coord_group_new(c, 0, registration);
         if (!group)
             return;
+        group->began = c->now;
         group->deadline = c->now + registration->timeout_ns;
+        coord_wake_at(c, group->began + SLOW);
         coord_wake_at(c, group->deadline);
     }
     if (group->state == GROUP_BROKEN) {
@@ -381,25 +386,57 @@ void coord_founder_missing(struct ctl_coordinator *c, const struct coord_rank *r
     }
 }
 
-static void time_out(struct ctl_coordinator *c, struct coord_group *group)
+/* Appends the founders that are not registered, or not connected to all. */
+static void list_awaited(const struct coord_group *group, char *text, size_t size)
 {
-    char text[CTL_LINE_BYTES];
     uint32_t listed = 0;
-    (void)snprintf(text, sizeof(text), "group %.200s: %s ", group->params.name,
-                   group->state == GROUP_FORMING ? "not seen: ranks"
-                                                 : "not connected to all: ranks");
     for (uint32_t i = 0; i < group->params.num_founders; i++) {
         const struct coord_member *member = group->slots[i].joiner;
         if (!member ||
             (group->state == GROUP_ATTACHING && member->state != MEMBER_ATTACHED))
-            list_slot(text, sizeof(text), &listed, i);
+            list_slot(text, size, &listed, i);
     }
+}
+
+static void warn_waiting(struct ctl_coordinator *c, struct coord_group *group)
+{
+    char text[CTL_LINE_BYTES];
+    group->warned = true;
+    (void)snprintf(text, sizeof(text), "group %.200s has waited %d s for ranks ",
+                   group->params.name, (int)(SLOW / SECOND));
+    list_awaited(group, text, sizeof(text));
+    size_t length = strlen(text);
+    (void)snprintf(text + length, sizeof(text) - length, " to %s",
+                   group->state == GROUP_FORMING ? "register" : "connect");
+    for (uint32_t i = 0; i < group->params.num_founders; i++) {
+        const struct coord_member *member = group->slots[i].joiner;
+        if (member)
+            coord_send(c, member->rank,
+                       &(struct ctl_msg){.type = CTL_MSG_NOTICE, .text = text});
+    }
+}
+
+static void time_out(struct ctl_coordinator *c, struct coord_group *group)
+{
+    char text[CTL_LINE_BYTES];
+    (void)snprintf(text, sizeof(text), "group %.200s: %s within %" PRId64 " ms: ranks ",
+                   group->params.name,
+                   group->state == GROUP_FORMING ? "not seen" : "not connected to all",
+                   (c->now - group->began) / (SECOND / 1000));
+    list_awaited(group, text, sizeof(text));
     break_group(c, group, HDL_ETIMEDOUT, text);
     coord_group_free(c, group);
 }
 
 void coord_creation_timers(struct ctl_coordinator *c, struct coord_group *group)
 {
+    bool waits = group->state == GROUP_FORMING || group->state == GROUP_ATTACHING;
+    if (waits && !group->warned) {
+        if (c->now >= group->began + SLOW)
+            warn_waiting(c, group);
+        else
+            coord_wake_at(c, group->began + SLOW);
+    }
     if (c->now < group->deadline)
         coord_wake_at(c, group->deadline);
     else if (group->state == GROUP_BROKEN)

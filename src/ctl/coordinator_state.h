@@ -135,7 +135,9 @@ struct coord_group {
     uint32_t first_slot;            /* of the first founder */
     uint32_t num_waiting;           /* founders not yet registered, or not yet attached */
     uint64_t *told; /* [capacity] broken: processes that know, or were the reason */
+    int64_t began;
     int64_t deadline;
+    bool warned;            /* its founders, that it takes long */
     enum hdl_status status; /* broken: why */
     char *text;
     /* life */

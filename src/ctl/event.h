@@ -38,7 +38,8 @@ struct ctl_coordinator_event {
 /* ------------------------------------------------------------------------------ agent */
 
 enum ctl_agent_event_kind {
-    CTL_AGENT_CONNECTED,      /* the connection asked for is open and authenticated */
+    CTL_AGENT_CONNECTED,      /* the connection asked for is open and authenticated;
+                                 text: with whom, NULL = in this process */
     CTL_AGENT_CONNECT_FAILED, /* it could not be made (the agent asks again later) */
     CTL_AGENT_DISCONNECTED,   /* it closed or broke */
     CTL_AGENT_MESSAGE,        /* data, size */

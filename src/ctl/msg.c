@@ -67,6 +67,7 @@ static const struct layout layouts[CTL_MSG_TYPES] = {
                            CTL_FIELD_EPOCH, CTL_FIELD_X, CTL_FIELD_TEXT}},
     [CTL_MSG_LEFT] = {"LEFT", {CTL_FIELD_GROUP, CTL_FIELD_KEY}},
     [CTL_MSG_FENCED] = {"FENCED", {CTL_FIELD_GROUP}},
+    [CTL_MSG_NOTICE] = {"NOTICE", {CTL_FIELD_TEXT}},
 };
 
 const char *ctl_msg_name(enum ctl_msg_type type)

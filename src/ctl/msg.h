@@ -19,7 +19,7 @@
  * there before memory is allocated for it.
  */
 #define CTL_WIRE_MAGIC UINT32_C(0x6c646448) /* "Hddl" */
-#define CTL_WIRE_VERSION 3
+#define CTL_WIRE_VERSION 4
 /* Longest payload to the coordinator and to an agent: a view with all endpoints. */
 #define CTL_FRAME_MAX_UP ((size_t)32 << 20)
 #define CTL_FRAME_MAX_DOWN ((size_t)64 << 20)
@@ -57,6 +57,7 @@ enum ctl_msg_type {
     CTL_MSG_PROPOSED,   /* outcome of a proposal */
     CTL_MSG_LEFT,       /* you are out of the group */
     CTL_MSG_FENCED,     /* your rank epoch is dead: group, or 0 for all */
+    CTL_MSG_NOTICE,     /* a line for your log: text */
     CTL_MSG_TYPES
 };
 

@@ -2,6 +2,7 @@
 /* The algorithm table of mapped groups, its overrides, chunk sizes. */
 #include "group/table.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -61,6 +62,26 @@ static bool part_names(const char *part, size_t length, const struct group_rule 
            strncmp(part + n + 1, rule->algorithm->name, m) == 0;
 }
 
+static enum hdl_status unknown_part(const char *part, size_t length)
+{
+    char names[128] = "";
+    for (size_t i = 0; i < NUM_RULES; i++) {
+        const char *kind = group_kind_name((uint8_t)rules[i].kind);
+        size_t n = strlen(kind), used = strlen(names);
+        if (length > n && strncmp(part, kind, n) == 0 && part[n] == '=')
+            (void)snprintf(names + used, sizeof(names) - used, "%s%s", used ? ", " : "",
+                           rules[i].algorithm->name);
+    }
+    int shown = (int)length, kind_length = (int)strcspn(part, "=,");
+    if (!names[0])
+        return base_fail(HDL_EINVAL,
+                         "HEDDLE_ALGORITHM: unknown \"%.*s\": it is op=name, with "
+                         "both from heddle info",
+                         shown, part);
+    return base_fail(HDL_EINVAL, "HEDDLE_ALGORITHM: unknown \"%.*s\": %.*s has %s", shown,
+                     part, kind_length, part, names);
+}
+
 enum hdl_status group_table_check(const char *overrides)
 {
     for (const char *part = overrides; *part;) {
@@ -69,8 +90,7 @@ enum hdl_status group_table_check(const char *overrides)
         for (size_t i = 0; !known && i < NUM_RULES; i++)
             known = part_names(part, length, &rules[i]);
         if (!known)
-            return base_fail(HDL_EINVAL, "HEDDLE_ALGORITHM: unknown \"%.*s\"",
-                             (int)length, part);
+            return unknown_part(part, length);
         part += length + (part[length] == ',');
     }
     return HDL_OK;

@@ -114,8 +114,7 @@ static void carry_out(struct host *host, struct ctl_action *action)
         break;
     case CTL_DO_COORDINATOR_LOST: /* trying goes on: the network may come back */
         if (!host->leaving)
-            base_log_warn(host->env, "coordinator lost: %s",
-                          action->text ? action->text : "connection closed");
+            base_log_warn(host->env, "%s", action->text ? action->text : "");
         host_set_stage(host, HOST_LOST, HDL_ECOORD, action->text);
         host_watches_coordinator_lost(host);
         host_tell_alone(host, true);

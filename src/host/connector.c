@@ -212,7 +212,7 @@ static void probe_opened(struct host_conn *conn)
     host->reached = true;
     (void)pthread_mutex_unlock(&host->state_lock);
     host_connector_stop(host);
-    struct ctl_agent_event event = {.kind = CTL_AGENT_CONNECTED};
+    struct ctl_agent_event event = {.kind = CTL_AGENT_CONNECTED, .text = conn->peer};
     (void)host_agent_feed(host, &event);
 }
 

@@ -18,6 +18,8 @@
 #define JOIN_TIMEOUT_NS (60 * BASE_NS_PER_S)
 #define DEAD_AFTER_MIN_NS (200 * BASE_NS_PER_MS)
 #define HANDSHAKE_NS (5 * BASE_NS_PER_S)
+/* Whoever waits for the coordinator is told once, as with operations. */
+#define SLOW_NS (5 * BASE_NS_PER_S)
 /* A record that leads nowhere is read again so often. */
 #define LOOKUP_AGAIN_NS (100 * BASE_NS_PER_MS)
 
@@ -102,6 +104,46 @@ static bool has_hub(const struct host *host)
     return host->coordinator_only || (host->rank == 0 && !host->standalone);
 }
 
+enum { PLACE_BYTES = BASE_HOST_BYTES + 32 };
+
+/* Where the coordinator is looked for. */
+static void format_place(const struct host_boot *boot, char *place, size_t size)
+{
+    if (boot->mode == HOST_BOOT_EXACT || boot->mode == HOST_BOOT_RANGE)
+        (void)snprintf(place, size, "%s port %u%s", boot->addr.host, boot->addr.port,
+                       boot->mode == HOST_BOOT_RANGE ? " or the 15 after it" : "");
+    else
+        (void)snprintf(place, size, "the address in %s",
+                       boot->mode == HOST_BOOT_DIRECTORY ? boot->directory
+                                                         : "the bootstrap's store");
+}
+
+static void warn_waiting(struct host *host)
+{
+    char place[PLACE_BYTES], refusal[sizeof(host->last_refusal)];
+    format_place(&host->boot, place, sizeof(place));
+    host->join_warned = true;
+    (void)pthread_mutex_lock(&host->state_lock);
+    bool reached = host->reached;
+    memcpy(refusal, host->last_refusal, sizeof(refusal));
+    (void)pthread_mutex_unlock(&host->state_lock);
+    base_log_warn(host->env, "%s coordinator at %s (rank %d of %d)%s%s",
+                  reached ? "not yet admitted by the" : "still looking for a", place,
+                  host->rank, host->num_ranks, refusal[0] ? ", last: " : "", refusal);
+}
+
+/* In two parts, the first until it is time to warn. */
+static enum hdl_status look_up(struct host *host, int64_t deadline_ns)
+{
+    int64_t first_ns = deadline_ns < host->warn_at_ns ? deadline_ns : host->warn_at_ns;
+    enum hdl_status status = host_boot_lookup(&host->boot, first_ns, &host->candidates);
+    int64_t now = base_env_now(host->env);
+    if (status == HDL_OK || now < host->warn_at_ns || now >= deadline_ns)
+        return status;
+    warn_waiting(host);
+    return host_boot_lookup(&host->boot, deadline_ns, &host->candidates);
+}
+
 /* Rank 0 listens and tells where, the others find out; both then know the token. */
 static enum hdl_status meet(struct host *host, int64_t deadline_ns, int *listen_fd)
 {
@@ -109,7 +151,7 @@ static enum hdl_status meet(struct host *host, int64_t deadline_ns, int *listen_
     if (boot->mode == HOST_BOOT_ALONE)
         return HDL_OK;
     if (!has_hub(host))
-        return host_boot_lookup(boot, deadline_ns, &host->candidates);
+        return look_up(host, deadline_ns);
     struct sockaddr_storage address;
     enum hdl_status status = host_boot_listen(boot, listen_fd, &address);
     if (status)
@@ -164,18 +206,15 @@ static void look_again(struct host *host)
 
 static enum hdl_status not_reached(struct host *host, int64_t timeout_ns)
 {
-    char place[BASE_HOST_BYTES + 32] = "the bootstrap's address";
-    const struct host_boot *boot = &host->boot;
-    if (boot->mode == HOST_BOOT_EXACT || boot->mode == HOST_BOOT_RANGE)
-        (void)snprintf(place, sizeof(place), "%s port %u%s", boot->addr.host,
-                       boot->addr.port,
-                       boot->mode == HOST_BOOT_RANGE ? " or the 15 after it" : "");
+    char place[PLACE_BYTES];
+    format_place(&host->boot, place, sizeof(place));
     (void)pthread_mutex_lock(&host->state_lock);
-    enum hdl_status status = base_fail(
-        host->last_refusal_config ? HDL_ECONFIG : HDL_ETIMEDOUT,
-        "rank %d of %d found no coordinator at %s within %lld ms%s%s", host->rank,
-        host->num_ranks, place, (long long)(timeout_ns / BASE_NS_PER_MS),
-        host->last_refusal[0] ? ", last: " : "", host->last_refusal);
+    enum hdl_status status =
+        base_fail(host->last_refusal_config ? HDL_ECONFIG : HDL_ETIMEDOUT,
+                  "rank %d of %d %s coordinator at %s within %lld ms%s%s", host->rank,
+                  host->num_ranks, host->reached ? "was not admitted by the" : "found no",
+                  place, (long long)(timeout_ns / BASE_NS_PER_MS),
+                  host->last_refusal[0] ? ", last: " : "", host->last_refusal);
     (void)pthread_mutex_unlock(&host->state_lock);
     return status;
 }
@@ -196,9 +235,13 @@ static enum hdl_status wait_joined(struct host *host, int64_t deadline_ns,
         (void)pthread_mutex_unlock(&host->state_lock);
         if (stage != HOST_JOINING)
             return status;
-        int64_t left = deadline_ns - base_env_now(host->env);
+        int64_t now = base_env_now(host->env), left = deadline_ns - now;
         if (left <= 0)
             return not_reached(host, timeout_ns);
+        if (!host->join_warned && now >= host->warn_at_ns)
+            warn_waiting(host);
+        if (!host->join_warned && left > host->warn_at_ns - now)
+            left = host->warn_at_ns - now;
         bool again = records && host->rank != 0 && !reached;
         if (again && left > LOOKUP_AGAIN_NS)
             left = LOOKUP_AGAIN_NS;
@@ -233,6 +276,7 @@ static enum hdl_status join(struct host *host, const struct host_opts *opts)
 {
     int64_t deadline_ns = base_deadline_ns(base_env_now(host->env), opts->timeout_ns);
     int listen_fd = -1;
+    host->warn_at_ns = base_env_now(host->env) + SLOW_NS;
     enum hdl_status status = host_boot_find(host->env, opts, &host->boot);
     if (status)
         return status;

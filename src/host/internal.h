@@ -65,6 +65,8 @@ struct host {
     int64_t handshake_ns;
     bool exact; /* one coordinator address, and nobody else may live there */
     bool coordinator_only;
+    int64_t warn_at_ns; /* joining: to say that it takes long */
+    bool join_warned;
     bool standalone;
 
     /* Control thread. */

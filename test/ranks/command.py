@@ -43,7 +43,7 @@ def test_help():
     check(done.returncode == 0 and "run" in done.stdout and "perf" in done.stdout, "help", done)
     check(heddle("--help").stdout == done.stdout and heddle().stdout == done.stdout, "three ways to the help")
     check(heddle("version").stdout.startswith("heddle 0."), "version")
-    commands = re.findall(r"^  (\w+) ", done.stdout, re.M)[:-2]  # but help and version
+    commands = re.findall(r"^  (\w+) ", done.stdout, re.M)[:-1]  # but help
     manual = MANUAL.read_text(encoding="utf-8").replace("*", "")
     check(len(commands) >= 7, "commands", done)
     for command in [[c] for c in commands] + [["perf", "moe"], ["perf", "recovery"], ["perf", "--micro"]]:
@@ -86,6 +86,7 @@ def test_run():
         done = heddle("run", "-n", 2, "--", "sh", "-c", f"(setsid sleep 2; touch {mark}) & exit 0")
         time.sleep(2.5)
         check(done.returncode == 0 and not os.path.exists(mark), "what a rank leaves running", done)
+        check(re.fullmatch(r"heddle: ended \d+ processes that the ranks had left running\n", done.stderr), "said so", done)
     if can_make_hosts():
         done = heddle("run", "-n", 4, "--hosts", 2, "--", "sh", "-c", "echo $LOCAL_RANK $LOCAL_WORLD_SIZE $HEDDLE_INTERFACE")
         check(sorted(done.stdout.splitlines()) == ["[0] 0 2 10.77.0.1", "[1] 1 2 10.77.0.1", "[2] 0 2 10.77.0.2",

@@ -84,6 +84,8 @@ int main(int argc, char **argv)
     CHECK_STATUS(status, HDL_ECOORD);
     CHECK(rank_now() - start < 2.0 * RANK_SLOW, "told after %.2f s", rank_now() - start);
     CHECK_STATUS(hdl_barrier(self.group, NULL, NULL), HDL_ECOORD);
+    rank_check_text(hdl_error_detail(), "the coordinator is lost: job rank 0 at ",
+                    "heddle coordinator", NULL);
     /* Ranks of one host watch each other; deaths elsewhere only a coordinator tells. */
     bool watched = strcmp(hdl_group_transport(apart, self.rank % 3), "shm") == 0 &&
                    strcmp(hdl_group_transport(apart, (self.rank + 1) % 3), "shm") == 0;

@@ -31,7 +31,8 @@ struct job {
     enum hdl_status status[RANKS]; /* of the group; HDL_PENDING = nothing yet */
     char text[RANKS][256];
     bool started[RANKS], refused[RANKS], closed[RANKS];
-    bool dead; /* out of memory somewhere */
+    bool dead;    /* out of memory somewhere */
+    int num_told; /* lines of the agents' logs about who is awaited */
     struct item queue[QUEUE];
     size_t head, tail;
 };
@@ -86,6 +87,10 @@ static void carry_out(struct job *job, int i, const struct ctl_action *action)
     case CTL_DO_START:
         job->started[i] = true;
         job->status[i] = HDL_OK;
+        break;
+    case CTL_DO_LOG:
+        job->num_told += !strcmp(action->text,
+                                 "group world has waited 5 s for ranks 0, 2 to register");
         break;
     case CTL_DO_REFUSED:
         job->refused[i] = true;
@@ -273,10 +278,14 @@ static void test_timeout_lists_the_missing(void **state)
 {
     struct job job = {0};
     job_open(&job);
+    job.env.log_level = BASE_LOG_WARN;
     enter(&job, 1, "64");
-    pass(&job, 11 * SECOND);
+    pass(&job, 4 * SECOND);
+    assert_int_equal(job.num_told, 0);
+    pass(&job, 7 * SECOND);
+    assert_int_equal(job.num_told, 1);
     assert_int_equal(job.status[1], HDL_ETIMEDOUT);
-    assert_non_null(strstr(job.text[1], "ranks 0, 2"));
+    assert_string_equal(job.text[1], "group world: not seen within 10000 ms: ranks 0, 2");
     job_close(&job);
 }
 
@@ -559,7 +568,7 @@ static void test_another_version_is_refused(void **state)
                                                       .size = bytes->size});
     deliver(&job);
     assert_int_equal(job.status[1], HDL_ECONFIG);
-    assert_non_null(strstr(job.text[1], "wire version 4, the coordinator has 3"));
+    assert_non_null(strstr(job.text[1], "wire version 5, the coordinator has 4"));
     assert_true(job.closed[1]);
     ctl_bytes_unref(bytes);
     job_close(&job);

@@ -360,6 +360,7 @@ static void test_overrides(void **state)
     CHECK(group_table_check("") == HDL_OK);
     CHECK(group_table_check("allreduce=direct,reduce=pieces") == HDL_OK);
     CHECK(group_table_check("allreduce=ring") == HDL_EINVAL);
+    CHECK(strstr(base_detail(), "\"allreduce=ring\": allreduce has pieces, direct"));
     CHECK(strstr(base_detail(), "allreduce=ring"));
     CHECK(group_table_check("direct") == HDL_EINVAL);
 }
