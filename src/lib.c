@@ -140,7 +140,9 @@ static enum hdl_status parse_transport(const char *text, enum net_transport *tra
             *transport = (enum net_transport)i;
             return HDL_OK;
         }
-    return base_fail(HDL_EINVAL, "HEDDLE_TRANSPORT: \"%s\" is none of auto, shm, fabric",
+    return base_fail(HDL_EINVAL,
+                     "transport \"%s\" (HEDDLE_TRANSPORT or the context's option) is "
+                     "none of auto, shm, fabric",
                      text);
 }
 
