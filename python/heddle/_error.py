@@ -61,9 +61,14 @@ def make(status: int, detail: str = "", ranks: tuple[int, ...] = ()) -> Error:
     return _CLASSES.get(status, Error)(status, detail, ranks)
 
 
+def detail_of(status: int) -> str:
+    """Text of the calling thread's last call, which ended with `status`. INCOMPLETE is no failure: it has none."""
+    return "" if status == Status.INCOMPLETE else (lib.hdl_error_detail() or b"").decode(errors="replace")
+
+
 def last(status: int, ranks: tuple[int, ...] = ()) -> Error:
     """The exception for the calling thread's last failed call."""
-    return make(status, (lib.hdl_error_detail() or b"").decode(errors="replace"), ranks)
+    return make(status, detail_of(status), ranks)
 
 
 def check(status: int) -> None:

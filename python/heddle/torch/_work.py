@@ -157,7 +157,7 @@ class Finished(Work):
         super().__init__(group, name, outputs)
         detail, failed = "", self.failed
         if status != 0:
-            detail = (lib.hdl_error_detail() or b"").decode(errors="replace")
+            detail = _error.detail_of(status)
             failed = read_mask(lib.hdl_last_failed, group.capacity)
         self._conclude(status, detail, failed, after)
         if status == Status.EFENCED:  # before the call or in it: nobody could ask a work which
