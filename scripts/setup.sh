@@ -105,7 +105,7 @@ need_bench() {
     [ ${#missing[@]} = 0 ] || install "${missing[@]}"
     python3 -c "import torch, matplotlib" 2>/dev/null && return
     make_venv
-    .venv/bin/python -c 'import torch' 2>/dev/null ||
+    .venv/bin/python -c 'import torch, matplotlib' 2>/dev/null ||
         .venv/bin/pip install -q torch==2.13.0 numpy matplotlib >&2
 }
 
@@ -117,9 +117,9 @@ need_python() {
         .venv/bin/pip install -q torch==2.13.0 numpy pytest 'mypy>=2,<3' 'ruff>=0.15,<0.18' >&2
 }
 
-# A Python with torch: the system's if it has it.
+# A Python with what need_bench asks for.
 bench_python() {
-    if [ -x .venv/bin/python ] && .venv/bin/python -c 'import torch' 2>/dev/null; then
+    if [ -x .venv/bin/python ] && .venv/bin/python -c 'import torch, matplotlib' 2>/dev/null; then
         echo .venv/bin/python
     else
         echo python3
