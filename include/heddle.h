@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The whole host interface of Heddle, an elastic communication library for distributed
- * AI.
+ * The whole host interface of Heddle, elastic communication for distributed AI.
  *
  * Conventions
  *   Objects are opaque; names are hdl_<object>_<verb>; outputs come last and are written
  *   on success only. Calls return enum hdl_status; hdl_error_detail() has the text, with
- *   the offending values, of the calling thread's last failure.
+ *   the offending values.
  *   Option structs start with `size` = sizeof the struct as the caller was compiled.
  *   NULL = all defaults, a zero field = its default, an unknown non-zero tail is
  *   HDL_EINVAL. Unless a comment says otherwise a function may be called from any thread.
@@ -35,8 +34,9 @@ extern "C" {
 #define HDL_VERSION_MINOR 1
 #define HDL_VERSION_PATCH 0
 
-/* No deadline. 0 as a timeout of hdl_op_wait or hdl_window_wait means "test once". */
-#define HDL_FOREVER INT64_C(-1) /* as a call's timeout: none. So is any negative one */
+/* As a timeout: none, as is any negative one. 0 of hdl_op_wait or hdl_window_wait means
+ * "test once". */
+#define HDL_FOREVER INT64_C(-1)
 /* Receive from whichever rank sends first, and with whichever tag. */
 #define HDL_ANY_SOURCE (-1)
 #define HDL_ANY_TAG (-1)
@@ -115,11 +115,12 @@ struct hdl_peer_window;
 /* Constant name ("HDL_EINVAL") and one-line meaning of a status; never NULL. */
 HDL_API const char *hdl_status_name(enum hdl_status status);
 HDL_API const char *hdl_status_text(enum hdl_status status);
-/* Text of the calling thread's last failed call, "" if none. Valid until its next one. */
+/* Text of the calling thread's last call that failed or ended HDL_INCOMPLETE, "" if none.
+ * Valid until its next one. */
 HDL_API const char *hdl_error_detail(void);
 /* "0.1.0 ..." : version and build options. */
 HDL_API const char *hdl_version(void);
-/* Bytes of one element; 0 for an unknown type. */
+/* Bytes of one element, 0 for an unknown type; names, "unknown" for unknown ones. */
 HDL_API size_t hdl_dtype_size(enum hdl_dtype dtype);
 HDL_API const char *hdl_dtype_name(enum hdl_dtype dtype);
 HDL_API const char *hdl_redop_name(enum hdl_redop redop);
@@ -522,7 +523,7 @@ hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype,
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_test(struct hdl_op *op);
 /* Waits; HDL_PENDING when timeout_us (HDL_FOREVER = none) is over: it goes on. */
 HDL_API HDL_MUST_CHECK enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us);
-/* Text of a failed operation, with the offending values and ranks; "" otherwise. */
+/* Text of one that failed or is HDL_INCOMPLETE, with values and ranks; "" otherwise. */
 HDL_API const char *hdl_op_detail(const struct hdl_op *op);
 /* Slots whose data is missing or that caused the failure: bit r of mask[r / 64], `words`
  * words are written. Returns how many there are; 0 while pending. */
@@ -644,8 +645,7 @@ struct hdl_moe;
 enum hdl_moe_layout {
     HDL_MOE_EXPERT_3D = 0, /* [L][S*M][H], the rows of each expert packed at the front */
     HDL_MOE_EXPERT_FLAT,   /* [rows][H], each expert begins at a multiple of `align` */
-    HDL_MOE_RANK_MAJOR, /* one row for each (source, token) that chose an expert of mine
-                         */
+    HDL_MOE_RANK_MAJOR, /* one row for each (source, token) that chose experts of mine */
     HDL_MOE_INDEXED     /* as RANK_MAJOR, with the row numbers of each expert */
 };
 

@@ -51,24 +51,19 @@ _CLASSES: dict[int, type[Error]] = {
 }
 
 
-def incomplete(name: str, ranks: tuple[int, ...]) -> str:
-    """What a call that has no text of its own says about the ranks it finished without."""
-    return f"{name} finished without ranks {', '.join(map(str, ranks))}"
-
-
 def make(status: int, detail: str = "", ranks: tuple[int, ...] = ()) -> Error:
     """The exception for a status."""
     return _CLASSES.get(status, Error)(status, detail, ranks)
 
 
-def detail_of(status: int) -> str:
-    """Text of the calling thread's last call, which ended with `status`. INCOMPLETE is no failure: it has none."""
-    return "" if status == Status.INCOMPLETE else (lib.hdl_error_detail() or b"").decode(errors="replace")
+def last_detail() -> str:
+    """Text of the calling thread's last call that was not OK."""
+    return (lib.hdl_error_detail() or b"").decode(errors="replace")
 
 
-def last(status: int, ranks: tuple[int, ...] = ()) -> Error:
-    """The exception for the calling thread's last failed call."""
-    return make(status, detail_of(status), ranks)
+def last(status: int) -> Error:
+    """The exception for the calling thread's last call that was not OK."""
+    return make(status, last_detail())
 
 
 def check(status: int) -> None:

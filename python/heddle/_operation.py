@@ -88,10 +88,7 @@ class Operation:
         """What the call returns with wait=True. Raises as wait() does, heddle.Error with PENDING before the end."""
         if self._status == Status.OK:
             return self._result
-        detail = self._detail
-        if self._status == Status.INCOMPLETE and not detail:
-            detail = _error.incomplete(self.name, self._ranks)
-        failure = _error.make(self._status, detail, self._ranks)
+        failure = _error.make(self._status, self._detail, self._ranks)
         if isinstance(failure, _error.IncompleteError):
             failure.result = self._result
         raise failure

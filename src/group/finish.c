@@ -67,11 +67,30 @@ static enum hdl_status final_status(struct hdl_op *op, enum hdl_status status)
     return HDL_INCOMPLETE;
 }
 
+/* What it says for itself who had no more to tell. Without memory it stays "". */
+static void name_lost(struct hdl_op *op)
+{
+    struct base_env *env = op->engine->env;
+    struct base_rank_set *lost = base_rank_set_alloc(env, op->group->capacity);
+    op->detail = base_alloc(env, 1, BASE_DETAIL_BYTES);
+    if (lost && op->detail) {
+        char desc[160], ranks[128];
+        (void)group_op_failed(op, lost->words, lost->num_words);
+        snprintf(op->detail, BASE_DETAIL_BYTES, "operation %llu, %s: without ranks %s",
+                 (unsigned long long)op->number,
+                 group_desc_format(&op->desc, desc, sizeof(desc)),
+                 base_rank_set_format(lost, ranks, sizeof(ranks)));
+    }
+    base_rank_set_free(env, lost);
+}
+
 void group_op_finish(struct hdl_op *op, enum hdl_status status)
 {
     struct hdl_group *group = op->group;
     struct group_engine *engine = group->engine;
     status = final_status(op, status);
+    if (op->number && op->num_failed && !op->detail && !op->freed)
+        name_lost(op);
     trace(group, op, status);
     if (group->publishing == op)
         group->publishing = group_next_open(group, op);

@@ -94,6 +94,14 @@ struct hdl_op *group_op_alloc(struct group_engine *engine)
     return op;
 }
 
+uint32_t group_op_failed(const struct hdl_op *op, uint64_t *mask, size_t words)
+{
+    for (size_t w = 0; w < words; w++)
+        mask[w] = w == 0 ? op->failed0
+                         : (op->failed && w < op->failed_words ? op->failed[w] : 0);
+    return op->num_failed;
+}
+
 /* Whatever only unusual operations own. */
 static void release_extras(struct hdl_op *op)
 {

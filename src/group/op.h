@@ -159,6 +159,9 @@ struct hdl_op *group_op_alloc(struct group_engine *engine);
 void group_op_release(struct hdl_op *op);
 void group_op_pool_destroy(struct group_engine *engine);
 
+/* The failed set as a mask of `words` words; returns how many there are. */
+uint32_t group_op_failed(const struct hdl_op *op, uint64_t *mask, size_t words);
+
 static inline bool group_op_finished(const struct hdl_op *op)
 {
     return atomic_load_explicit(&op->status, memory_order_acquire) != HDL_PENDING;

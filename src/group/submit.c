@@ -16,14 +16,6 @@ enum { INLINE_ROUNDS = 32, LATE_MANY = 8, LATE_PROBE = 64, LAST_WORDS = 1024 };
 static _Thread_local uint32_t last_failed;
 static _Thread_local uint64_t last_words[LAST_WORDS];
 
-static uint32_t copy_failed(const struct hdl_op *op, uint64_t *mask, size_t words)
-{
-    for (size_t w = 0; w < words; w++)
-        mask[w] = w == 0 ? op->failed0
-                         : (op->failed && w < op->failed_words ? op->failed[w] : 0);
-    return op->num_failed;
-}
-
 static int64_t deadline_of(const struct hdl_group *group, const struct hdl_call *call)
 {
     if (call && call->timeout_us > 0)
@@ -42,19 +34,26 @@ enum hdl_status group_call_read(const struct hdl_call **call, struct hdl_call *c
     return status;
 }
 
+/* Its text is then also the calling thread's last one. */
+static enum hdl_status outcome(const struct hdl_op *op)
+{
+    enum hdl_status status =
+        (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
+    if (status == HDL_OK || status == HDL_PENDING)
+        return status;
+    if (op->detail)
+        return base_fail(status, "%s", op->detail);
+    return base_fail(status, "operation %llu: %s", (unsigned long long)op->number,
+                     base_status_text(status));
+}
+
 /* Keeps status, failed set and text of an operation without a handle; under the lock. */
 static enum hdl_status take_result(struct hdl_op *op)
 {
-    enum hdl_status status =
-        (enum hdl_status)atomic_load_explicit(&op->status, memory_order_relaxed);
+    enum hdl_status status = outcome(op);
     last_failed = op->num_failed;
     if (op->num_failed)
-        (void)copy_failed(op, last_words, LAST_WORDS);
-    if (op->detail)
-        (void)base_fail(status, "%s", op->detail);
-    else if (status < 0)
-        (void)base_fail(status, "operation %llu: %s", (unsigned long long)op->number,
-                        base_status_text(status));
+        (void)group_op_failed(op, last_words, LAST_WORDS);
     group_op_release(op);
     return status;
 }
@@ -94,7 +93,7 @@ static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *o
     }
     if (!group_op_finished(op)) {
         group_engine_unlock(engine);
-        (void)group_op_wait(op, BASE_FOREVER);
+        group_op_wait(op, BASE_FOREVER);
         group_engine_lock(engine);
         count_late(group);
     } else if (patient && atomic_load_explicit(&group->late, memory_order_relaxed)) {
@@ -274,14 +273,6 @@ enum hdl_status group_submit_p2p(struct hdl_group *group,
 
 /* ------------------------------------------------------------------------ handles */
 
-/* A failure is then also the calling thread's last one. */
-static enum hdl_status outcome(const struct hdl_op *op)
-{
-    enum hdl_status status =
-        (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
-    return status < HDL_OK ? base_fail(status, "%s", hdl_op_detail(op)) : status;
-}
-
 enum hdl_status hdl_op_test(struct hdl_op *op)
 {
     if (!op)
@@ -311,8 +302,8 @@ enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
     int64_t deadline = BASE_FOREVER;
     if (timeout_us > 0 && timeout_us < INT64_MAX / BASE_NS_PER_US)
         deadline = base_deadline_ns(base_now_ns(), timeout_us * BASE_NS_PER_US);
-    status = group_op_wait(op, deadline);
-    return status < HDL_OK ? outcome(op) : status;
+    group_op_wait(op, deadline);
+    return outcome(op);
 }
 
 const char *hdl_op_detail(const struct hdl_op *op)
@@ -324,7 +315,7 @@ int32_t hdl_op_failed(const struct hdl_op *op, uint64_t *mask, size_t words)
 {
     if (!op || !group_op_finished(op))
         return 0;
-    return (int32_t)copy_failed(op, mask, mask ? words : 0);
+    return (int32_t)group_op_failed(op, mask, mask ? words : 0);
 }
 
 int32_t hdl_last_failed(uint64_t *mask, size_t words)

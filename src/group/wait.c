@@ -298,7 +298,7 @@ static bool wait_for(struct group_engine *engine, struct target *target, int64_t
     return done;
 }
 
-enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
+void group_op_wait(struct hdl_op *op, int64_t deadline_ns)
 {
     struct group_engine *engine = op->engine;
     struct hdl_group *group = op->group;
@@ -310,7 +310,6 @@ enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns)
         if (engine->net && net_needs_poll(engine->net))
             group_thread_kick(engine);
     }
-    return (enum hdl_status)atomic_load_explicit(&op->status, memory_order_acquire);
 }
 
 bool group_engine_wait(struct group_engine *engine, bool (*test)(void *argument),

@@ -6,9 +6,9 @@
 #include "group/engine.h"
 #include "group/op.h"
 
-/* Final status of the operation, or HDL_PENDING when the deadline (base_now_ns scale) is
- * over. Called without the lock. */
-enum hdl_status group_op_wait(struct hdl_op *op, int64_t deadline_ns);
+/* Until the operation is finished or the deadline (base_now_ns scale) is over. Called
+ * without the lock. */
+void group_op_wait(struct hdl_op *op, int64_t deadline_ns);
 
 /* Deadlines of operations and the line about slow waits; under the lock. */
 void group_engine_tick(struct group_engine *engine, int64_t now_ns);

@@ -229,6 +229,7 @@ void moe_call_lose(struct hdl_moe *m, struct moe_call *call, uint32_t rank)
     if (call->active)
         call->active[rank] = 0;
     call->lost++;
+    call->latest = rank;
 }
 
 enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opts,
@@ -263,7 +264,11 @@ enum hdl_status moe_call_end(struct hdl_moe *m, const struct moe_call *call, boo
     if (call->lost == 0 && !missing)
         return HDL_OK;
     m->incomplete_calls++;
-    return HDL_INCOMPLETE;
+    if (call->lost == 0)
+        return base_fail(HDL_INCOMPLETE,
+                         "contributions of masked or lost ranks are missing");
+    return base_fail(HDL_INCOMPLETE, "%u ranks were not there: rank %u%s", call->lost,
+                     call->latest, call->lost > 1 ? " and others" : "");
 }
 
 static uint64_t handle_check(const struct hdl_moe_handle *h)

@@ -339,7 +339,8 @@ enum hdl_status moe_exchange_check(const struct hdl_moe *m);
 struct moe_call {
     int32_t *active;
     int64_t deadline_ns;
-    uint32_t lost; /* ranks whose entry this call cleared */
+    uint32_t lost;   /* ranks whose entry this call cleared */
+    uint32_t latest; /* of them */
 };
 enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opts,
                                struct moe_call *call);

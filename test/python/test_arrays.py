@@ -344,7 +344,7 @@ def loses_one(world: heddle.Group) -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     x = np.full(3, rank + 1.0)
-    with raises(IncompleteError, "INCOMPLETE", "all_reduce", "without ranks 1"):
+    with raises(IncompleteError, "INCOMPLETE", "allreduce", "without ranks 1"):
         try:
             world.all_reduce(x)
         except IncompleteError as failure:

@@ -140,6 +140,7 @@ int main(int argc, char **argv)
     double seconds = rank_now() - began;
     CHECK(status == HDL_INCOMPLETE, "operation %ld after the loss: %s: %s", (long)i,
           hdl_status_name(status), hdl_error_detail());
+    rank_check_text(hdl_error_detail(), "allreduce count ", ": without ranks 1", NULL);
     struct outcome outcome = look(i, status);
     CHECK(outcome.failed == 1 << LOST, "failed set %#lx", (long)outcome.failed);
     CHECK(seconds < 1.0 * RANK_SLOW + 5 * loop_time,

@@ -132,8 +132,7 @@ class Work(dist.Work):
             except Exception as error:  # noqa: BLE001  wait() raises it
                 self._error = error
         if status != 0 and (status not in _LOSSES or _RAISE) and self._error is None:
-            named = f"{self.name}: {detail}" if detail else _error.incomplete(self.name, failed) if failed else ""
-            self._error = _error.make(status, named, failed)
+            self._error = _error.make(status, f"{self.name}: {detail}" if detail else "", failed)
         if status != 0:
             self.group.failed(self, status, detail)
         self._status = status
@@ -157,7 +156,7 @@ class Finished(Work):
         super().__init__(group, name, outputs)
         detail, failed = "", self.failed
         if status != 0:
-            detail = _error.detail_of(status)
+            detail = _error.last_detail()
             failed = read_mask(lib.hdl_last_failed, group.capacity)
         self._conclude(status, detail, failed, after)
         if status == Status.EFENCED:  # before the call or in it: nobody could ask a work which
