@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/dtype.h"
 #include "base/env.h"
 #include "base/log.h"
@@ -103,10 +104,10 @@ static enum hdl_status create_host(struct hdl_context *context,
         .shared_dir = opts->shared_dir,
         .token = opts->token,
         .interface = opts->interface,
-        .timeout_ns = opts->timeout_us * 1000,
-        .dead_after_ns = opts->dead_after_us * 1000,
-        .grace_ns = opts->grace_us * 1000,
-        .link_timeout_ns = opts->link_timeout_us * 1000,
+        .timeout_ns = base_timeout_ns(opts->timeout_us),
+        .dead_after_ns = base_timeout_ns(opts->dead_after_us),
+        .grace_ns = base_timeout_ns(opts->grace_us),
+        .link_timeout_ns = base_timeout_ns(opts->link_timeout_us),
         .standalone = opts->standalone,
     };
     enum hdl_status status = host_create(&context->env, &host, &context->host);

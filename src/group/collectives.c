@@ -52,7 +52,7 @@ static void check_memory(struct group_request *request, enum blocks each, bool s
         return;
     size_t blocks = each == ONE_BLOCK ? 1 : request->group->capacity;
     if (!base_mul_size(request->desc.count, blocks, &bytes) ||
-        !base_mul_size(bytes, request->elem ? request->elem : 1, &bytes))
+        !base_mul_size(bytes, request->elem, &bytes))
         refuse(request, "too large: count", request->desc.count);
     else if (bytes > 0 && src && !request->src)
         refuse(request, "src is NULL, count", request->desc.count);
@@ -117,9 +117,8 @@ static void check_displs(struct group_request *request, const size_t *counts,
     }
     for (uint32_t r = 0; r < request->array_size; r++) {
         size_t end;
-        if (counts[r] > 0 &&
-            (!base_add_size(displs[r], counts[r], &end) ||
-             !base_mul_size(end, request->elem ? request->elem : 1, &end)))
+        if (counts[r] > 0 && (!base_add_size(displs[r], counts[r], &end) ||
+                              !base_mul_size(end, request->elem, &end)))
             refuse(request, "displs and counts overflow at rank", r);
     }
 }
@@ -275,9 +274,9 @@ enum hdl_status hdl_alltoallv(struct hdl_group *group, const void *src,
         refuse(&request, "counts is NULL, ranks", n);
     check_displs(&request, src_counts, src_displs);
     check_displs(&request, dst_counts, dst_displs);
-    if (request.refused == HDL_OK && !src && largest(src_counts, n) > 0)
+    if (!src && largest(src_counts, n) > 0)
         refuse(&request, "src is NULL, largest count", largest(src_counts, n));
-    if (request.refused == HDL_OK && !dst && largest(dst_counts, n) > 0)
+    if (!dst && largest(dst_counts, n) > 0)
         refuse(&request, "dst is NULL, largest count", largest(dst_counts, n));
     if (request.refused == HDL_OK && src == dst && !same_blocks(&request))
         refuse(&request, "in place with different counts or displs, ranks", n);

@@ -182,7 +182,7 @@ static enum hdl_status register_group(struct hdl_group *group,
         .auto_sync = !opts->manual_sync,
         .join = opts->join,
         .found_only = opts->found_only,
-        .timeout_ns = opts->timeout_us ? opts->timeout_us * BASE_NS_PER_US : CREATE_NS,
+        .timeout_ns = opts->timeout_us ? base_timeout_ns(opts->timeout_us) : CREATE_NS,
         .hooks = {.user = group,
                   .freeze = group_freeze,
                   .commit = group_commit,
@@ -245,7 +245,7 @@ static enum hdl_status init_group(struct hdl_group *group, struct group_engine *
     group->manual_deactivate = opts->manual_deactivate;
     group->manual_sync = opts->manual_sync;
     if (opts->op_timeout_us)
-        group->op_timeout_ns = opts->op_timeout_us * BASE_NS_PER_US;
+        group->op_timeout_ns = base_timeout_ns(opts->op_timeout_us);
     return HDL_OK;
 }
 

@@ -15,11 +15,10 @@
 
 static enum hdl_status timeout_of(int64_t timeout_us, int64_t otherwise, int64_t *ns)
 {
-    if (timeout_us < 0 || timeout_us > INT64_MAX / BASE_NS_PER_US / 2)
-        return base_fail(HDL_EINVAL, "timeout_us %lld is not in 0..%lld",
-                         (long long)timeout_us,
-                         (long long)(INT64_MAX / BASE_NS_PER_US / 2));
-    *ns = timeout_us ? timeout_us * BASE_NS_PER_US : otherwise;
+    if (timeout_us < 0)
+        return base_fail(HDL_EINVAL, "timeout_us %lld is negative",
+                         (long long)timeout_us);
+    *ns = timeout_us ? base_timeout_ns(timeout_us) : otherwise;
     return HDL_OK;
 }
 

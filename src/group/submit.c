@@ -19,7 +19,7 @@ static _Thread_local uint64_t last_words[LAST_WORDS];
 static int64_t deadline_of(const struct hdl_group *group, const struct hdl_call *call)
 {
     if (call && call->timeout_us > 0)
-        return base_deadline_ns(base_now_ns(), call->timeout_us * BASE_NS_PER_US);
+        return base_deadline_ns(base_now_ns(), base_timeout_ns(call->timeout_us));
     if (group->op_timeout_ns != BASE_FOREVER)
         return base_deadline_ns(base_now_ns(), group->op_timeout_ns);
     return BASE_FOREVER;
@@ -299,10 +299,7 @@ enum hdl_status hdl_op_wait(struct hdl_op *op, int64_t timeout_us)
         return status;
     if (timeout_us == 0)
         return hdl_op_test(op);
-    int64_t deadline = BASE_FOREVER;
-    if (timeout_us > 0 && timeout_us < INT64_MAX / BASE_NS_PER_US)
-        deadline = base_deadline_ns(base_now_ns(), timeout_us * BASE_NS_PER_US);
-    group_op_wait(op, deadline);
+    group_op_wait(op, base_deadline_ns(base_now_ns(), base_timeout_ns(timeout_us)));
     return outcome(op);
 }
 

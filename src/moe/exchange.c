@@ -246,9 +246,8 @@ enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opt
     call->active = o.active;
     call->lost = 0;
     call->deadline_ns =
-        o.timeout_us > 0 && o.timeout_us < BASE_FOREVER / BASE_NS_PER_US
-            ? base_deadline_ns(base_now_ns(), o.timeout_us * BASE_NS_PER_US)
-            : BASE_FOREVER;
+        o.timeout_us > 0 ? base_deadline_ns(base_now_ns(), base_timeout_ns(o.timeout_us))
+                         : BASE_FOREVER;
     memset(m->mask, 0, m->config.layout.mask_words * sizeof(uint64_t));
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (o.active && o.active[r] == 0)

@@ -19,9 +19,7 @@ static enum hdl_status begin_call(struct hdl_moe *m, uint32_t phase,
     *call = (struct moe_gpu_call){
         .phase = phase,
         .active = o.active,
-        .timeout_ns = o.timeout_us > 0 && o.timeout_us < BASE_FOREVER / BASE_NS_PER_US
-                          ? (uint64_t)(o.timeout_us * BASE_NS_PER_US)
-                          : 0,
+        .timeout_ns = o.timeout_us > 0 ? (uint64_t)base_timeout_ns(o.timeout_us) : 0,
         .stream = o.stream,
     };
     return HDL_OK;

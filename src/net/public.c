@@ -107,13 +107,6 @@ enum hdl_status hdl_signal(struct hdl_peer_window *peer, size_t signal_offset,
     return hdl_put(peer, 0, NULL, 0, signal_offset, value, signal_op);
 }
 
-static int64_t timeout_ns_of(int64_t timeout_us)
-{
-    if (timeout_us < 0 || timeout_us > INT64_MAX / BASE_NS_PER_US)
-        return -1;
-    return timeout_us * BASE_NS_PER_US;
-}
-
 enum hdl_status net_flush(struct hdl_peer_window *remote, int64_t timeout_ns)
 {
     struct waiter waiter;
@@ -142,7 +135,7 @@ enum hdl_status hdl_flush(struct hdl_peer_window *peer, int64_t timeout_us)
 {
     if (!peer)
         return base_fail(HDL_EINVAL, "flush with a NULL peer");
-    return net_flush(peer, timeout_ns_of(timeout_us));
+    return net_flush(peer, base_timeout_ns(timeout_us));
 }
 
 static bool word_reached(const struct hdl_window *window, size_t offset, uint64_t value)
@@ -183,7 +176,7 @@ enum hdl_status hdl_window_wait(struct hdl_window *window, size_t offset, uint64
         return base_fail(HDL_EINVAL, "wait at %zu of a window of %zu bytes", offset,
                          window->bytes);
     struct waiter waiter;
-    waiter_begin(&waiter, window->net, timeout_ns_of(timeout_us));
+    waiter_begin(&waiter, window->net, base_timeout_ns(timeout_us));
     while (!word_reached(window, offset, value)) {
         enum hdl_status status = from ? net_remote_check(from) : HDL_OK;
         if (status != HDL_OK && !word_reached(window, offset, value))

@@ -131,6 +131,11 @@ static void test_clock(void **state)
     assert_true(base_deadline_ns(10, -1) == BASE_FOREVER);
     assert_true(base_deadline_ns(10, BASE_FOREVER) == BASE_FOREVER);
     assert_true(base_deadline_ns(10, BASE_FOREVER - 11) == BASE_FOREVER - 1);
+    assert_true(base_timeout_ns(3) == 3000);
+    assert_true(base_timeout_ns(HDL_FOREVER) == BASE_FOREVER);
+    int64_t longest = base_timeout_ns(INT64_MAX);
+    assert_true(longest == base_timeout_ns(INT64_MAX / 1000) && longest > 0);
+    assert_true(base_deadline_ns(INT64_MAX / 2, longest) == INT64_MAX / 2 + longest);
 }
 
 static void test_checked(void **state)
