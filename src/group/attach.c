@@ -36,12 +36,20 @@ static void set_arrived(struct hdl_group *group, uint32_t rank, struct group_rea
     group_reach_unref(group->engine->env, old);
 }
 
-static bool has_arrived(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+/* A reference, or NULL: the control thread may drop the group's own one at any time. */
+static struct group_reach *arrived(struct hdl_group *group, uint32_t rank)
 {
     group_lock_view(group);
-    const struct group_reach *reach = group->arrived[rank];
-    bool yes = reach && reach->rank_epoch == rank_epoch;
+    struct group_reach *reach = group_reach_ref(group->arrived[rank]);
     group_unlock_view(group);
+    return reach;
+}
+
+static bool has_arrived(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch)
+{
+    struct group_reach *reach = arrived(group, rank);
+    bool yes = reach && reach->rank_epoch == rank_epoch;
+    group_reach_unref(group->engine->env, reach);
     return yes;
 }
 
@@ -78,6 +86,18 @@ static const struct group_path *choose_path(struct hdl_group *group,
             return &group_path_messaged;
     }
     return &group_path_mapped;
+}
+
+/* What a member's segment says, if it is open here, is no guess. */
+static const struct group_path *path_said(struct hdl_group *group, uint32_t rank,
+                                          uint64_t rank_epoch,
+                                          const struct group_path *otherwise)
+{
+    struct group_reach *reach = arrived(group, rank);
+    if (reach && reach->rank_epoch == rank_epoch)
+        otherwise = group_segment_path(reach->segment, otherwise);
+    group_reach_unref(group->engine->env, reach);
+    return otherwise;
 }
 
 static enum hdl_status open_rank(struct hdl_group *group, uint32_t rank,
@@ -140,9 +160,7 @@ static bool all_answered(void *argument)
     struct hdl_group *group = argument;
     bool all = true;
     for (uint32_t r = 0; all && r < group->capacity; r++) {
-        group_lock_view(group);
-        struct group_reach *reach = group_reach_ref(group->arrived[r]);
-        group_unlock_view(group);
+        struct group_reach *reach = arrived(group, r);
         all = !reach || net_remote_greet(reach->remote);
         group_reach_unref(group->engine->env, reach);
     }
@@ -159,9 +177,8 @@ static enum hdl_status attach_all(struct hdl_group *group, const struct ctl_view
         if (r != group->rank && slot->rank_epoch && slot->endpoint && !slot->absent &&
             !ended)
             status = attach_rank(group, r, slot, path->messaged);
-        if (status == HDL_OK && group->path == &group_path_isolated &&
-            has_arrived(group, r, slot->rank_epoch))
-            path = group_segment_path(group->arrived[r]->segment, path);
+        if (status == HDL_OK && group->path == &group_path_isolated)
+            path = path_said(group, r, slot->rank_epoch, path);
     }
     if (status == HDL_OK && group->path == &group_path_isolated) {
         (void)group_engine_wait(group->engine, all_answered, group,
