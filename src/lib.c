@@ -269,20 +269,33 @@ void hdl_context_destroy(struct hdl_context *context)
     base_free(&env, context);
 }
 
+static enum hdl_status write_all(int fd, const char *text, size_t length)
+{
+    while (length > 0) {
+        ssize_t done = write(fd, text, length);
+        if (done < 0 && errno != EINTR)
+            return base_fail_errno(HDL_ESYSTEM, errno, "cannot write to descriptor %d",
+                                   fd);
+        text += done > 0 ? done : 0;
+        length -= done > 0 ? (size_t)done : 0;
+    }
+    return HDL_OK;
+}
+
 enum hdl_status hdl_context_dump(struct hdl_context *context, int fd)
 {
-    char text[4096];
+    enum { ROOM = 128 * 1024 };
     enum hdl_status status = check_context(context);
     if (status != HDL_OK)
         return status;
-    size_t size = host_describe(context->host, text, sizeof(text));
-    ssize_t written = write(fd, text, size);
-    if (written < 0)
-        return base_fail_errno(HDL_ESYSTEM, errno, "cannot write to descriptor %d", fd);
-    if ((size_t)written < size)
-        return base_fail(HDL_ESYSTEM, "descriptor %d took %zd of %zu bytes", fd, written,
-                         size);
-    return group_engine_dump(context->engine, fd);
+    char *text = base_alloc(&context->env, 1, ROOM);
+    if (!text)
+        return HDL_ENOMEM;
+    size_t length = host_describe(context->host, text, ROOM);
+    length += group_engine_describe(context->engine, text + length, ROOM - length);
+    status = write_all(fd, text, length);
+    base_free(&context->env, text);
+    return status;
 }
 
 enum hdl_status hdl_group_create(struct hdl_context *context,

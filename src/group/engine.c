@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The engine: creation, lock, one round of progress, the dump. */
+/* The engine: creation, lock, one round of progress, its state as text. */
 #include "group/engine.h"
 
 #include <sched.h>
@@ -16,7 +16,7 @@
 #include "host/host.h"
 #include "net/net.h"
 
-enum { LOCK_SPINS = 100, POLLS_PER_CLOCK = 64, DUMP_BYTES = 1024 };
+enum { LOCK_SPINS = 100, POLLS_PER_CLOCK = 64, GROUP_TEXT_BYTES = 1024 };
 
 static uint32_t usable_cores(void)
 {
@@ -131,7 +131,7 @@ void group_engine_wake(struct group_engine *engine)
         net_wake(engine->net);
 }
 
-static size_t dump_lines(char *text, size_t room, struct hdl_group *group)
+static size_t describe_ops(char *text, size_t room, struct hdl_group *group)
 {
     size_t n = 0;
     uint64_t first =
@@ -163,7 +163,7 @@ static size_t dump_lines(char *text, size_t room, struct hdl_group *group)
     return n < room ? n : room;
 }
 
-static size_t dump_group(char *text, size_t room, struct hdl_group *group)
+static size_t describe_group(char *text, size_t room, struct hdl_group *group)
 {
     char active[128] = "?", absent[128] = "?", chunk[32] = "";
     const struct group_view *view = group->seen;
@@ -191,36 +191,19 @@ static size_t dump_group(char *text, size_t room, struct hdl_group *group)
     return (size_t)n < room ? (size_t)n : room;
 }
 
-static bool write_all(int fd, const char *text, size_t length)
+size_t group_engine_describe(struct group_engine *engine, char *text, size_t room)
 {
-    while (length > 0) {
-        ssize_t done = write(fd, text, length);
-        if (done < 0)
-            return false;
-        text += done;
-        length -= (size_t)done;
-    }
-    return true;
-}
-
-enum hdl_status group_engine_dump(struct group_engine *engine, int fd)
-{
-    size_t room = (size_t)128 * 1024, n = 0;
-    char *text = base_alloc(engine->env, 1, room);
-    if (!text)
-        return HDL_ENOMEM;
+    size_t n = 0;
     group_engine_lock(engine);
     base_list_each(node, after, &engine->groups)
     {
         struct hdl_group *group = base_container_of(node, struct hdl_group, node);
-        if (n + DUMP_BYTES > room)
+        if (n + GROUP_TEXT_BYTES > room)
             break;
-        n += dump_group(text + n, room - n, group);
-        n += dump_lines(text + n, room - n, group);
-        n += group_p2p_dump(group, text + n, room - n);
+        n += describe_group(text + n, room - n, group);
+        n += describe_ops(text + n, room - n, group);
+        n += group_p2p_describe(group, text + n, room - n);
     }
     group_engine_unlock(engine);
-    bool ok = write_all(fd, text, n);
-    base_free(engine->env, text);
-    return ok ? HDL_OK : base_fail(HDL_ESYSTEM, "cannot write to descriptor %d", fd);
+    return n;
 }

@@ -73,8 +73,9 @@ void group_engine_destroy(struct group_engine *engine);
  * may be taken and nothing can be waited for. */
 enum hdl_status group_engine_check(const struct group_engine *engine);
 
-/* Text of the last 64 operations of every group (hdl_context_dump). */
-enum hdl_status group_engine_dump(struct group_engine *engine, int fd);
+/* Text of the last 64 operations of every group (hdl_context_dump); returns its length.
+ */
+size_t group_engine_describe(struct group_engine *engine, char *text, size_t room);
 
 bool group_engine_try_lock(struct group_engine *engine);
 void group_engine_lock(struct group_engine *engine);

@@ -457,7 +457,7 @@ void group_p2p_each(struct hdl_group *group, int64_t now,
     }
 }
 
-size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room)
+size_t group_p2p_describe(struct hdl_group *group, char *text, size_t room)
 {
     size_t n = 0;
     for (uint32_t r = 0; group->p2p && r < group->capacity && n < room; r++) {

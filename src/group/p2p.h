@@ -145,7 +145,7 @@ void group_p2p_renew(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch
 void group_p2p_connect(struct hdl_group *group, uint32_t rank, uint64_t rank_epoch);
 /* Ends all with a status. */
 void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text);
-size_t group_p2p_dump(struct hdl_group *group, char *text, size_t room);
+size_t group_p2p_describe(struct hdl_group *group, char *text, size_t room);
 
 /* ----------------------------------------------------------------- for the streams */
 
