@@ -27,8 +27,8 @@ static inline int64_t base_deadline_ns(int64_t now_ns, int64_t timeout_ns)
     return now_ns + timeout_ns;
 }
 
-/* A caller's timeout: BASE_FOREVER if it is negative; at most 36 years, so that a time can
- * be added. */
+/* A caller's timeout: BASE_FOREVER if it is negative; at most 36 years, so that a time
+ * can be added. */
 static inline int64_t base_timeout_ns(int64_t timeout_us)
 {
     const int64_t longest = INT64_MAX / 8;

@@ -15,6 +15,22 @@
 
 #include "base/env.h"
 
+/* The same words without their capacity, which the caller knows. */
+static inline bool base_mask_test(const uint64_t *mask, uint32_t rank)
+{
+    return (mask[rank / 64] >> (rank % 64) & 1) != 0;
+}
+
+static inline void base_mask_set(uint64_t *mask, uint32_t rank)
+{
+    mask[rank / 64] |= UINT64_C(1) << (rank % 64);
+}
+
+static inline void base_mask_clear(uint64_t *mask, uint32_t rank)
+{
+    mask[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+}
+
 struct base_rank_set {
     uint32_t capacity;
     uint32_t num_words;
@@ -34,18 +50,18 @@ void base_rank_set_free(struct base_env *env, struct base_rank_set *set);
 static inline void base_rank_set_set(struct base_rank_set *set, uint32_t rank)
 {
     if (rank < set->capacity)
-        set->words[rank / 64] |= UINT64_C(1) << (rank % 64);
+        base_mask_set(set->words, rank);
 }
 
 static inline void base_rank_set_clear(struct base_rank_set *set, uint32_t rank)
 {
     if (rank < set->capacity)
-        set->words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
+        base_mask_clear(set->words, rank);
 }
 
 static inline bool base_rank_set_test(const struct base_rank_set *set, uint32_t rank)
 {
-    return rank < set->capacity && (set->words[rank / 64] >> (rank % 64) & 1) != 0;
+    return rank < set->capacity && base_mask_test(set->words, rank);
 }
 
 static inline void base_rank_set_clear_all(struct base_rank_set *set)

@@ -33,9 +33,9 @@ void group_op_mark_failed(struct hdl_op *op, uint32_t rank)
                 base_alloc(group->engine->env, op->failed_words, sizeof(uint64_t));
         /* Without memory the count still says that there are more. */
         if (op->failed) {
-            if (op->failed[rank / 64] >> (rank % 64) & 1)
+            if (base_mask_test(op->failed, rank))
                 return;
-            op->failed[rank / 64] |= UINT64_C(1) << (rank % 64);
+            base_mask_set(op->failed, rank);
         }
     }
     op->num_failed++;
@@ -122,7 +122,7 @@ void group_op_fail(struct hdl_op *op, enum hdl_status status, const uint64_t *ma
     base_free(op->engine->env, op->detail);
     op->detail = text;
     for (uint32_t r = 0; mask && r < op->group->capacity; r++)
-        if (mask[r / 64] >> (r % 64) & 1)
+        if (base_mask_test(mask, r))
             group_op_mark_failed(op, r);
     group_op_finish(op, status);
 }

@@ -472,7 +472,7 @@ bool group_rank_active(struct hdl_group *group, uint32_t rank)
 {
     atomic_fetch_add(&group->view_readers, 1);
     const struct group_view *view = atomic_load(&group->view);
-    bool active = (view->active[rank / 64] >> (rank % 64) & 1) != 0;
+    bool active = base_mask_test(view->active, rank);
     atomic_fetch_sub(&group->view_readers, 1);
     return active;
 }

@@ -60,7 +60,7 @@ static void clear_self(const struct hdl_group *group, const struct group_view *v
         return;
     out->num_active--;
     if (out->active)
-        out->active[group->rank / 64] &= ~(UINT64_C(1) << (group->rank % 64));
+        base_mask_clear(out->active, group->rank);
 }
 
 enum hdl_status hdl_group_view(const struct hdl_group *const_group, struct hdl_view *out)

@@ -461,7 +461,7 @@ void mapped_missing(const struct hdl_op *op, uint64_t *mask)
             &op->group->peer[r].slots[group_slot_of(op->group, op->number, chunk)];
         if (atomic_load_explicit(&slot->seq, memory_order_relaxed) <
             GROUP_X(op->number, chunk))
-            mask[r / 64] |= UINT64_C(1) << (r % 64);
+            base_mask_set(mask, r);
     }
 }
 

@@ -401,7 +401,7 @@ static void messaged_missing(const struct hdl_op *op, uint64_t *mask)
             continue;
         uint64_t word = atomic_load_explicit(&m->heads[r]->ready, memory_order_relaxed);
         if (!messaged_word_covers(group, word, x))
-            mask[r / 64] |= UINT64_C(1) << (r % 64);
+            base_mask_set(mask, r);
     }
 }
 

@@ -6,25 +6,20 @@
 #include "base/rankset.h"
 #include "net/net.h"
 
-static void mark(uint64_t *mask, uint32_t rank)
-{
-    mask[rank / 64] |= UINT64_C(1) << (rank % 64);
-}
-
 /* Adds one slot to the masks and moves the bounds. */
 static void take_slot(struct group_view *view, uint32_t rank)
 {
     const struct ctl_slot *slot = &view->ctl->slots[rank];
     if (slot->active)
-        mark(view->active, rank);
+        base_mask_set(view->active, rank);
     if (slot->absent)
-        mark(view->absent, rank);
+        base_mask_set(view->absent, rank);
     if (slot->rank_epoch == 0)
         return;
     if (!slot->absent && (slot->last == CTL_X_FOREVER || !slot->closed))
-        mark(view->reading, rank);
+        base_mask_set(view->reading, rank);
     if (!slot->absent && slot->last == CTL_X_FOREVER) {
-        mark(view->present, rank);
+        base_mask_set(view->present, rank);
         view->num_present++;
         if (slot->first > view->steady_from)
             view->steady_from = slot->first;

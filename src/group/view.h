@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/env.h"
+#include "base/rankset.h"
 #include "ctl/view.h"
 
 /*
@@ -67,17 +67,17 @@ static inline bool group_view_has(const struct group_view *view, uint32_t rank,
 
 static inline bool group_view_present(const struct group_view *view, uint32_t rank)
 {
-    return (view->present[rank / 64] >> (rank % 64) & 1) != 0;
+    return base_mask_test(view->present, rank);
 }
 
 static inline bool group_view_reading(const struct group_view *view, uint32_t rank)
 {
-    return (view->reading[rank / 64] >> (rank % 64) & 1) != 0;
+    return base_mask_test(view->reading, rank);
 }
 
 static inline bool group_view_absent(const struct group_view *view, uint32_t rank)
 {
-    return (view->absent[rank / 64] >> (rank % 64) & 1) != 0;
+    return base_mask_test(view->absent, rank);
 }
 
 #endif

@@ -26,6 +26,14 @@ enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, CORE_WORDS = 16 }
 #define SLEEP_NS (100 * BASE_NS_PER_MS)
 #define SLOW_NS (5 * BASE_NS_PER_S)
 
+static void find_missing(const struct hdl_op *op, uint64_t *mask)
+{
+    if (op->number)
+        op->group->path->missing(op, mask);
+    else if (op->peer >= 0)
+        base_mask_set(mask, (uint32_t)op->peer);
+}
+
 const char *group_missing_format(const struct hdl_op *op, char *text, size_t size)
 {
     struct hdl_group *group = op->group;
@@ -34,10 +42,7 @@ const char *group_missing_format(const struct hdl_op *op, char *text, size_t siz
         snprintf(text, size, "?");
         return text;
     }
-    if (op->number)
-        group->path->missing(op, set->words);
-    else if (op->peer >= 0)
-        base_rank_set_set(set, (uint32_t)op->peer);
+    find_missing(op, set->words);
     base_rank_set_format(set, text, size);
     base_rank_set_free(group->engine->env, set);
     return text;
@@ -127,10 +132,7 @@ static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
     uint64_t mask[CORE_WORDS] = {0}, any = 0;
     if (words > CORE_WORDS)
         return true;
-    if (op->number)
-        group->path->missing(op, mask);
-    else if (op->peer >= 0)
-        mask[op->peer / 64] = UINT64_C(1) << (op->peer % 64);
+    find_missing(op, mask);
     for (uint32_t w = 0; w < words; w++) {
         any |= mask[w];
         for (uint64_t bits = mask[w]; bits; bits &= bits - 1) {

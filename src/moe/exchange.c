@@ -225,7 +225,7 @@ int32_t hdl_moe_local_experts(const struct hdl_moe *m)
 
 void moe_call_lose(struct hdl_moe *m, struct moe_call *call, uint32_t rank)
 {
-    moe_clear_bit(m->mask, rank);
+    base_mask_clear(m->mask, rank);
     if (call->active)
         call->active[rank] = 0;
     call->lost++;
@@ -253,7 +253,7 @@ enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opt
         if (o.active && o.active[r] == 0)
             continue;
         if (m->peers->ops->presence(m->peers, r) != MOE_NO_MEMBER)
-            moe_set_bit(m->mask, r);
+            base_mask_set(m->mask, r);
     }
     return HDL_OK;
 }
@@ -268,6 +268,30 @@ enum hdl_status moe_call_end(struct hdl_moe *m, const struct moe_call *call, boo
                          "contributions of masked or lost ranks are missing");
     return base_fail(HDL_INCOMPLETE, "%u ranks were not there: rank %u%s", call->lost,
                      call->latest, call->lost > 1 ? " and others" : "");
+}
+
+enum hdl_status moe_received_open(const struct hdl_moe *m,
+                                  const struct hdl_moe_received *received,
+                                  struct hdl_moe_received *copy)
+{
+    enum hdl_status status =
+        base_option_copy("hdl_moe_received", received, copy, sizeof(*copy));
+    if (status != HDL_OK)
+        return status;
+    if (!copy->rows)
+        return base_fail(HDL_EINVAL, "dispatch: rows to receive into are NULL");
+    if (!copy->scales && m->config.shape.row_scales)
+        return base_fail(HDL_EINVAL, "dispatch: scales to receive into are NULL");
+    return HDL_OK;
+}
+
+void moe_received_close(struct hdl_moe_received *received, int64_t num_rows,
+                        int64_t num_pairs)
+{
+    if (received->size < offsetof(struct hdl_moe_received, totals))
+        return;
+    received->num_rows = num_rows;
+    received->num_pairs = num_pairs;
 }
 
 static uint64_t handle_check(const struct hdl_moe_handle *h)

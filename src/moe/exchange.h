@@ -297,16 +297,6 @@ static inline bool moe_silent(const struct hdl_moe *m, const struct moe_lane *la
                                  memory_order_acquire) >= lane->flag);
 }
 
-static inline void moe_set_bit(uint64_t *words, uint32_t rank)
-{
-    words[rank / 64] |= UINT64_C(1) << (rank % 64);
-}
-
-static inline void moe_clear_bit(uint64_t *words, uint32_t rank)
-{
-    words[rank / 64] &= ~(UINT64_C(1) << (rank % 64));
-}
-
 /* The own header has the weights of a token, then its ids. */
 static inline const float *moe_record(const struct hdl_moe *m, size_t half,
                                       uint32_t source, uint32_t token)
@@ -348,6 +338,13 @@ enum hdl_status moe_call_begin(struct hdl_moe *m, const struct hdl_moe_call *opt
 void moe_call_lose(struct hdl_moe *m, struct moe_call *call, uint32_t rank);
 enum hdl_status moe_call_end(struct hdl_moe *m, const struct moe_call *call,
                              bool missing);
+
+/* Copies the caller's struct and checks it; tells the caller what was delivered. */
+enum hdl_status moe_received_open(const struct hdl_moe *m,
+                                  const struct hdl_moe_received *received,
+                                  struct hdl_moe_received *copy);
+void moe_received_close(struct hdl_moe_received *received, int64_t num_rows,
+                        int64_t num_pairs);
 
 /* The lane of an open step in one of two phases. */
 enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *handle,

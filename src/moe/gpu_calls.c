@@ -165,16 +165,6 @@ static enum hdl_status open_dispatch(struct hdl_moe *m, struct hdl_moe_handle *h
     return tell_errors(m);
 }
 
-static enum hdl_status check_received(const struct hdl_moe *m,
-                                      const struct hdl_moe_received *r)
-{
-    if (!r->rows)
-        return base_fail(HDL_EINVAL, "dispatch: rows to receive into are NULL");
-    if (!r->scales && m->config.shape.row_scales)
-        return base_fail(HDL_EINVAL, "dispatch: scales to receive into are NULL");
-    return HDL_OK;
-}
-
 static enum hdl_status launch_dispatch(struct hdl_moe *m, const struct moe_gpu_call *call,
                                        const struct hdl_moe_tokens *t,
                                        const struct hdl_moe_received *r)
@@ -215,9 +205,7 @@ enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
     if (status == HDL_OK && sends)
         status = base_option_copy("hdl_moe_tokens", tokens, &t, sizeof(t));
     if (status == HDL_OK && receives)
-        status = base_option_copy("hdl_moe_received", received, &r, sizeof(r));
-    if (status == HDL_OK && receives)
-        status = check_received(m, &r);
+        status = moe_received_open(m, received, &r);
     if (status == HDL_OK)
         status = sends ? open_dispatch(m, handle, &lane)
                        : moe_handle_open(m, handle, MOE_SENT, &lane);
@@ -236,9 +224,8 @@ enum hdl_status moe_gpu_call_dispatch(struct hdl_moe *m, uint32_t phase,
     lane->phase = receives ? MOE_RECEIVED : MOE_SENT;
     if (sends)
         moe_handle_make(m, lane, handle);
-    if (receives && received &&
-        received->size >= offsetof(struct hdl_moe_received, totals))
-        received->num_rows = received->num_pairs = -1;
+    if (receives)
+        moe_received_close(received, -1, -1);
     return HDL_OK;
 }
 

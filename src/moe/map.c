@@ -115,14 +115,14 @@ struct moe_place moe_map_choose(const struct moe_map *map, uint32_t dp, uint32_t
     uint32_t begin = map->begin[expert], end = map->begin[expert + 1];
     uint32_t group = source / dp, alive = 0;
     for (uint32_t i = begin; i < end; i++) {
-        bool up = moe_bit(active, map->holder[i]);
+        bool up = base_mask_test(active, map->holder[i]);
         if (up && map->holder[i] / dp == group)
             return (struct moe_place){map->holder[i], map->local[i]};
         alive += up;
     }
     uint32_t wanted = (group + token) % (alive ? alive : end - begin);
     for (uint32_t i = begin; i < end; i++) {
-        if (alive && !moe_bit(active, map->holder[i]))
+        if (alive && !base_mask_test(active, map->holder[i]))
             continue;
         if (wanted-- == 0)
             return (struct moe_place){map->holder[i], map->local[i]};

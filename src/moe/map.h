@@ -11,7 +11,7 @@
  *     local         0  0  1  1  2   the expert's local number there
  */
 
-#include "base/env.h"
+#include "base/rankset.h"
 #include "moe/layout.h"
 
 struct moe_map {
@@ -56,11 +56,6 @@ static inline struct moe_place moe_map_place(const struct moe_map *map, uint32_t
     return moe_map_choose(map, dp, expert, source, token, active);
 }
 
-static inline bool moe_bit(const uint64_t *words, uint32_t rank)
-{
-    return words[rank / 64] >> (rank % 64) & 1;
-}
-
 /*
  * The member of DP group `group` whose rows go to rank `to`: number to mod dp, or the
  * next (cyclically) that is in `active`; to mod dp if none is.
@@ -70,7 +65,7 @@ static inline uint32_t moe_dp_member(uint32_t dp, uint32_t group, uint32_t to,
 {
     for (uint32_t i = 0; i < dp; i++) {
         uint32_t member = group * dp + (to + i) % dp;
-        if (moe_bit(active, member))
+        if (base_mask_test(active, member))
             return member;
     }
     return group * dp + to % dp;

@@ -35,31 +35,6 @@ enum hdl_status hdl_moe_dispatch_send(struct hdl_moe *m,
     return status;
 }
 
-/* Copies the caller's struct, and later what the library fills back. */
-static enum hdl_status open_received(const struct hdl_moe *m,
-                                     const struct hdl_moe_received *received,
-                                     struct hdl_moe_received *r)
-{
-    enum hdl_status status =
-        base_option_copy("hdl_moe_received", received, r, sizeof(*r));
-    if (status != HDL_OK)
-        return status;
-    if (!r->rows)
-        return base_fail(HDL_EINVAL, "dispatch: rows to receive into are NULL");
-    if (!r->scales && m->config.shape.row_scales)
-        return base_fail(HDL_EINVAL, "dispatch: scales to receive into are NULL");
-    return HDL_OK;
-}
-
-static void close_received(struct hdl_moe_received *received,
-                           const struct hdl_moe_received *r)
-{
-    if (received->size >= sizeof(*r)) {
-        received->num_rows = r->num_rows;
-        received->num_pairs = r->num_pairs;
-    }
-}
-
 enum hdl_status hdl_moe_dispatch_recv(struct hdl_moe *m,
                                       const struct hdl_moe_handle *handle,
                                       struct hdl_moe_received *received,
@@ -73,17 +48,17 @@ enum hdl_status hdl_moe_dispatch_recv(struct hdl_moe *m,
     struct hdl_moe_received r;
     enum hdl_status status = moe_call_begin(m, opts, &call);
     if (status == HDL_OK)
-        status = open_received(m, received, &r);
+        status = moe_received_open(m, received, &r);
     if (status == HDL_OK)
         status = moe_handle_open(m, handle, MOE_SENT, &lane);
-    if (status == HDL_OK && !moe_bit(m->mask, m->peers->self))
+    if (status == HDL_OK && !base_mask_test(m->mask, m->peers->self))
         status = base_fail(HDL_EINVAL, "dispatch_recv: the mask excludes its own rank %u",
                            m->peers->self);
     if (status != HDL_OK)
         return status;
     status = moe_dispatch_finish(m, lane, &r, &call);
     if (status >= HDL_OK)
-        close_received(received, &r);
+        moe_received_close(received, r.num_rows, r.num_pairs);
     return status;
 }
 
@@ -102,7 +77,7 @@ enum hdl_status hdl_moe_dispatch(struct hdl_moe *m, const struct hdl_moe_tokens 
     if (status == HDL_OK)
         status = base_option_copy("hdl_moe_tokens", tokens, &t, sizeof(t));
     if (status == HDL_OK)
-        status = open_received(m, received, &r);
+        status = moe_received_open(m, received, &r);
     if (status == HDL_OK && !handle)
         status = base_fail(HDL_EINVAL, "dispatch: handle is NULL");
     if (status == HDL_OK)
@@ -112,7 +87,7 @@ enum hdl_status hdl_moe_dispatch(struct hdl_moe *m, const struct hdl_moe_tokens 
     moe_handle_make(m, lane, handle);
     status = moe_dispatch_finish(m, lane, &r, &call);
     if (status >= HDL_OK)
-        close_received(received, &r);
+        moe_received_close(received, r.num_rows, r.num_pairs);
     return status;
 }
 
@@ -127,7 +102,7 @@ static enum hdl_status begin_combine(struct hdl_moe *m,
         status = base_fail(HDL_ENOTSUP, "combine: opaque rows cannot be summed");
     if (status == HDL_OK)
         status = moe_handle_open(m, handle, phase, lane);
-    if (status == HDL_OK && !moe_bit(m->mask, m->peers->self))
+    if (status == HDL_OK && !base_mask_test(m->mask, m->peers->self))
         status = base_fail(HDL_EINVAL, "combine: the mask excludes its own rank %u",
                            m->peers->self);
     return status;

@@ -92,7 +92,7 @@ static void wait_for_headers(struct hdl_moe *m, struct moe_lane *lane,
 {
     struct waiting w = {.m = m, .lane = lane};
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        bool waits = moe_bit(m->mask, r);
+        bool waits = base_mask_test(m->mask, r);
         lane->source[r].state = waits ? MOE_SOURCE_WAITING : MOE_SOURCE_MASKED;
         lane->source[r].count = 0;
         w.num_waiting += waits;

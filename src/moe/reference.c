@@ -20,7 +20,7 @@ static void set_active(uint64_t *words, const struct moe_reference_rank *rank,
     memset(words, 0, MOE_MAX_RANKS / 8);
     for (uint32_t r = 0; r < ranks; r++) {
         if (!rank->active || rank->active[r])
-            words[r / 64] |= UINT64_C(1) << (r % 64);
+            base_mask_set(words, r);
     }
 }
 

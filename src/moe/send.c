@@ -65,7 +65,7 @@ static bool signs_came(void *argument)
         w->lane->free[r] =
             atomic_load_explicit(&line->flag, memory_order_acquire) >= w->flag ||
             atomic_load_explicit(&line->rows, memory_order_acquire) >= w->flag;
-        all = all && (w->lane->free[r] || !moe_bit(m->mask, r) || moe_gone(m, r));
+        all = all && (w->lane->free[r] || !base_mask_test(m->mask, r) || moe_gone(m, r));
     }
     return all || m->peers->ops->check(m->peers) != HDL_OK;
 }
@@ -197,8 +197,8 @@ static enum moe_refusal write_header(struct hdl_moe *m, struct moe_lane *lane,
     uint64_t *mask = (uint64_t *)(void *)(line + 1);
     memcpy(lane->active, m->mask, m->config.layout.mask_words * sizeof(uint64_t));
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
-        if (moe_bit(m->mask, r) && moe_gone(m, r))
-            moe_clear_bit(lane->active, r); /* replicas elsewhere take its tokens */
+        if (base_mask_test(m->mask, r) && moe_gone(m, r))
+            base_mask_clear(lane->active, r); /* replicas elsewhere take its tokens */
     }
     memcpy(mask, lane->active, m->config.layout.mask_words * sizeof(uint64_t));
     line->refusal = MOE_ACCEPTED;

@@ -125,7 +125,7 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
         uint32_t n = own_routes(m, t->lane, i);
         for (uint32_t j = 0; j < n; j++) {
             uint32_t r = m->routes[j].rank;
-            m->pending[r] = moe_bit(m->mask, r) ? TAKE_WAITING : TAKE_MISSING;
+            m->pending[r] = base_mask_test(m->mask, r) ? TAKE_WAITING : TAKE_MISSING;
         }
     }
     if (!lines_decided(t)) {
@@ -135,7 +135,7 @@ static void wait_for_lines(struct taking *t, struct moe_call *call)
     for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
         if (m->pending[r] == TAKE_WAITING)
             moe_count_wait(m, r, t->start);
-        bool silent = m->pending[r] == TAKE_MISSING && moe_bit(m->mask, r) &&
+        bool silent = m->pending[r] == TAKE_MISSING && base_mask_test(m->mask, r) &&
                       no_line_comes(m, t->lane, r);
         if (m->pending[r] != TAKE_WAITING && !silent)
             continue;
