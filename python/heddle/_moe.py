@@ -87,6 +87,8 @@ class Step:
     def __init__(self, num_tokens: int) -> None:
         self.struct = _abi.MoeHandle()
         self.num_tokens = num_tokens
+        #: Rows that combine reads; -1 = not known here (CUDA).
+        self.num_outputs = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,7 +274,8 @@ class Moe(Object):
         """
         tokens, step = self._checked(self._tokens, rows, topk_ids, weights, scales, num_tokens_at)
         into = self._checked(self._into, received)
-        return step, self._take(lib.hdl_moe_dispatch, active, timeout, (tokens,), received, into, step, stream)
+        arguments = ((tokens, into), (step.struct,))
+        return step, self._take(lib.hdl_moe_dispatch, active, timeout, *arguments, received, into, step, stream)
 
     def dispatch_send(
         self,
@@ -294,7 +297,8 @@ class Moe(Object):
     ) -> Status:
         """Second half of dispatch."""
         into = self._into(received)
-        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, (step.struct,), received, into, None, stream)
+        arguments = ((step.struct, into), ())
+        return self._take(lib.hdl_moe_dispatch_recv, active, timeout, *arguments, received, into, step, stream)
 
     def refuse(self) -> None:
         """A dispatch whose arguments are bad: this step is over on all ranks, the others get EPEER."""
@@ -352,16 +356,21 @@ class Moe(Object):
         active: Any,
         timeout: float | None,
         before: tuple[Any, ...],
+        after: tuple[Any, ...],
         received: Received,
         struct: _abi.MoeReceived,
-        step: Step | None,
+        step: Step,
         stream: Any,
     ) -> Status:
-        after = () if step is None else (step.struct,)
         try:
-            return self._finish(function, active, timeout, (*before, struct), after, stream)
+            return self._finish(function, active, timeout, before, after, stream)
         finally:
             received.num_rows, received.num_pairs = struct.num_rows, struct.num_pairs
+            layout = self.options.layout
+            if layout == MoeLayout.EXPERT_3D:
+                step.num_outputs = self.local_experts * self.num_sources * self.options.max_tokens
+            else:
+                step.num_outputs = struct.num_pairs if layout == MoeLayout.INDEXED else struct.num_rows
 
     def _finish(
         self,
@@ -429,11 +438,9 @@ class Moe(Object):
         return self._finish(lib.hdl_moe_combine_recv, active, timeout, (step.struct, result), stream=stream)
 
     def _outputs(self, rows: Any, weights: Any, step: Step) -> _abi.MoeOutputs:
-        data, o = self._data(rows), self.options
-        # Other layouts read as many rows as came; bytes are those of next_combine_buffer.
-        if o.layout == MoeLayout.EXPERT_3D and not isinstance(rows, (memoryview, DeviceBytes)):
-            count = self.local_experts * self.num_sources * o.max_tokens * o.hidden
-            self._check_room(data, o.result_dtype(), count, "rows")
+        data = self._data(rows)
+        if not isinstance(rows, (memoryview, DeviceBytes)):  # those of next_combine_buffer
+            self._check_room(data, self.options.result_dtype(), step.num_outputs * self.options.hidden, "rows")
         outputs = _abi.MoeOutputs(rows=data.address)
         if weights is not None:
             outputs.weights = self._address(weights, DType.F32, step.num_tokens * self.options.top_k, "weights")

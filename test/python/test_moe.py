@@ -77,6 +77,9 @@ def check_layout(world: heddle.Group, layout: MoeLayout) -> None:
                 for e in range(EACH):
                     outputs[received.offsets[e] : received.offsets[e + 1]] *= scale[e]
             out, missing = np.full((TOKENS, HIDDEN), 7, np.float32), np.ones(TOKENS, np.uint8)
+            if received.num_pairs:
+                with raises(ValueError, "too small"):
+                    moe.combine(step, outputs[:0], out)
             if step_number < 2:
                 assert moe.combine(step, outputs, out, missing=missing) == Status.OK
             else:
