@@ -8,62 +8,34 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "listeners.h"
 #include "rank.h"
 
 enum { MOST = 32, ROUNDS = 20 };
-
-struct listener {
-    struct sockaddr_storage address;
-    socklen_t length;
-};
 
 static struct rank self;
 static struct listener listeners[MOST];
 static int num_listeners, num_tcp;
 
-/* What this process listens on, found among its descriptors. */
+/* None of TCP is open to every interface. */
 static void find_listeners(void)
 {
-    for (int fd = 3; fd < 1024 && num_listeners < MOST; fd++) {
-        struct listener *l = &listeners[num_listeners];
-        int accepts = 0;
-        socklen_t length = sizeof(accepts);
-        l->length = sizeof(l->address);
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &length) != 0 ||
-            !accepts || getsockname(fd, (struct sockaddr *)&l->address, &l->length) != 0)
+    num_listeners = listeners_find(listeners, MOST);
+    for (int i = 0; i < num_listeners; i++) {
+        const struct sockaddr_in *in = (struct sockaddr_in *)&listeners[i].address;
+        if (in->sin_family != AF_INET)
             continue;
-        struct sockaddr_in *in = (struct sockaddr_in *)&l->address;
-        if (l->address.ss_family == AF_INET) {
-            CHECK(in->sin_addr.s_addr != htonl(INADDR_ANY), "listens on every interface");
-            num_tcp++;
-        }
-        num_listeners++;
+        CHECK(in->sin_addr.s_addr != htonl(INADDR_ANY), "listens on every interface");
+        num_tcp++;
     }
-}
-
-static int dial(const struct listener *listener)
-{
-    int fd = socket(listener->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval limit = {.tv_sec = 2};
-    if (fd < 0)
-        return -1;
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    if (connect(fd, (const struct sockaddr *)&listener->address, listener->length) != 0) {
-        close(fd);
-        return -1;
-    }
-    return fd;
 }
 
 static void say(const struct listener *listener, const void *bytes, size_t length)
 {
-    int fd = dial(listener);
+    int fd = listeners_dial(listener, 2);
     char answer[4096];
     if (fd < 0)
         return;
@@ -75,7 +47,7 @@ static void say(const struct listener *listener, const void *bytes, size_t lengt
 /* Says what a server says first, back to it. */
 static void echo(const struct listener *listener)
 {
-    int fd = dial(listener);
+    int fd = listeners_dial(listener, 2);
     char answer[4096];
     if (fd < 0)
         return;
@@ -119,7 +91,7 @@ static void flood(void)
     int fds[200], count = 0;
     for (int i = 0; i < num_listeners; i++)
         for (int k = 0; k < 60 && count < 200; k++) {
-            int fd = dial(&listeners[i]);
+            int fd = listeners_dial(&listeners[i], 2);
             if (fd >= 0)
                 fds[count++] = fd;
         }

@@ -8,7 +8,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/random.h"
@@ -16,15 +15,10 @@
 #include "group/group.h"
 #include "host/channel.h"
 #include "host/internal.h"
+#include "listeners.h"
 #include "member.h"
 
 enum { MOST = 8 };
-
-struct listener {
-    struct sockaddr_storage address;
-    socklen_t length;
-    uint32_t purpose;
-};
 
 /* What a client said in one handshake. */
 struct recording {
@@ -47,30 +41,16 @@ static void on_line(void *user, enum hdl_log_level level, const char *line)
         versions_told = true;
 }
 
-static void find_listeners(void)
+static uint32_t purpose_of(const struct listener *listener)
 {
-    for (int fd = 3; fd < 1024 && num_listeners < MOST; fd++) {
-        struct listener *l = &listeners[num_listeners];
-        int accepts = 0;
-        socklen_t length = sizeof(accepts);
-        l->length = sizeof(l->address);
-        if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &accepts, &length) != 0 ||
-            !accepts || getsockname(fd, (struct sockaddr *)&l->address, &l->length) != 0)
-            continue;
-        l->purpose =
-            l->address.ss_family == AF_UNIX ? HOST_PURPOSE_WATCH : HOST_PURPOSE_AGENT;
-        num_listeners++;
-    }
+    return listener->address.ss_family == AF_UNIX ? HOST_PURPOSE_WATCH
+                                                  : HOST_PURPOSE_AGENT;
 }
 
 static int dial(const struct listener *listener)
 {
-    int fd = socket(listener->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval limit = {.tv_sec = 3 * RANK_SLOW};
-    CHECK(fd >= 0, "no socket");
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-    CHECK(connect(fd, (const struct sockaddr *)&listener->address, listener->length) == 0,
-          "no connection");
+    int fd = listeners_dial(listener, 3 * RANK_SLOW);
+    CHECK(fd >= 0, "no connection");
     return fd;
 }
 
@@ -105,7 +85,7 @@ static void make_client(struct host_channel *client, const struct listener *list
 {
     uint8_t nonce[HOST_NONCE_BYTES];
     random_bytes(nonce, sizeof(nonce));
-    host_channel_init(client, &(struct host_channel_opts){.purpose = listener->purpose,
+    host_channel_init(client, &(struct host_channel_opts){.purpose = purpose_of(listener),
                                                           .version = version,
                                                           .max_frame = 4096,
                                                           .key = key,
@@ -182,7 +162,7 @@ static void other_job(const struct listener *listener)
     make_client(&client, listener, key, 0);
     host_channel_init(&server,
                       &(struct host_channel_opts){.server = true,
-                                                  .purpose = 1u << listener->purpose,
+                                                  .purpose = 1u << purpose_of(listener),
                                                   .max_frame = 4096,
                                                   .key = key,
                                                   .nonce = nonce});
@@ -244,7 +224,7 @@ int main(void)
     member_begin(&opts, false);
     member_found(self.size, self.size, false);
     CHECK_OK(hdl_group_view(self.group, &before));
-    find_listeners();
+    num_listeners = listeners_find(listeners, MOST);
     CHECK(num_listeners == (self.rank == 0 ? 2 : 1), "%d listeners", num_listeners);
     CHECK(pthread_create(&thread, NULL, attack, self.group->engine->host->key) == 0,
           "no thread");
