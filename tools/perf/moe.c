@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "tools/commands.h"
+#include "tools/launch.h"
 #include "tools/options.h"
 #include "tools/perf/job.h"
 #include "tools/perf/moe_cuda.h"
@@ -203,7 +204,7 @@ static void print_row(const struct perf_moe *p, int64_t tokens, const char *way,
 /* Bytes that this rank's counters say it sent. */
 static int64_t bytes_sent(const struct moe_bench *b)
 {
-    uint64_t sent[1024] = {0}, sum = 0;
+    uint64_t sent[LAUNCH_RANKS_MAX] = {0}, sum = 0;
     struct hdl_moe_state state = {.size = sizeof(state), .bytes_sent = sent};
     if (hdl_moe_status(b->moe, &state) != HDL_OK)
         return 0;
@@ -260,18 +261,14 @@ static enum hdl_status run_own(struct perf_moe *p, struct moe_bench *b, struct r
     enum hdl_status status = moe_bench_create(b);
     if (status == HDL_OK)
         status = check(p, b, &row->checked);
-    int64_t before = bytes_sent(b), steps;
+    int64_t begin = bytes_sent(b);
     if (status == HDL_OK)
         status = moe_bench_dispatch(b);
-    if (status == HDL_OK && strcmp(p->op, "dispatch") == 0)
-        row->wire = bytes_sent(b) - before;
-    steps = bytes_sent(b);
+    int64_t middle = bytes_sent(b);
     if (status == HDL_OK)
         status = moe_bench_combine(b);
-    if (strcmp(p->op, "combine") == 0)
-        row->wire = bytes_sent(b) - steps;
-    if (strcmp(p->op, "moe") == 0)
-        row->wire = bytes_sent(b) - before;
+    row->wire = (strcmp(p->op, "dispatch") == 0 ? middle : bytes_sent(b)) -
+                (strcmp(p->op, "combine") == 0 ? middle : begin);
     if (status == HDL_OK)
         status = perf_agree(&p->job, &row->wire, HDL_SUM);
     if (status == HDL_OK)
