@@ -47,7 +47,7 @@ static void carve_lane(struct carve *c, struct hdl_moe *m, struct moe_lane *lane
     if (s->device)
         return; /* its items are on the device */
     lane->items = carve(c, pairs, sizeof(struct moe_item));
-    lane->entries = carve(c, pairs * most + s->top_k, sizeof(struct moe_entry));
+    lane->entries = carve(c, pairs * most, sizeof(struct moe_entry));
 }
 
 static void carve_all(struct carve *c, struct hdl_moe *m, struct moe_lane *lanes)

@@ -44,10 +44,12 @@ static void read_token(struct hdl_moe *m, struct moe_lane *lane, uint32_t source
                        uint32_t token, const uint64_t *active)
 {
     uint32_t self = m->peers->self, first = lane->num_entries;
+    uint32_t k = m->config.shape.top_k, most = k < m->local ? k : m->local;
     const float *record = moe_record(m, lane->half, source, token);
     uint32_t n = moe_resolve(&m->config, moe_record_ids(m, record), record, source, token,
                              active, m->routes);
-    for (uint32_t j = 0; j < n; j++) {
+    /* More than `most` can only be of a header that is being overwritten. */
+    for (uint32_t j = 0; j < n && lane->num_entries - first < most; j++) {
         if (m->routes[j].rank == self)
             insert_entry(lane, first, &m->routes[j]);
     }
