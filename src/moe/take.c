@@ -217,6 +217,10 @@ static void wait_for_rows(struct taking *t, struct moe_call *call)
         m->pending[t->blocked_by] = TAKE_MISSING;
         moe_call_lose(m, call, t->blocked_by);
     }
+    for (uint32_t r = 0; r < m->config.shape.ranks; r++) {
+        if (m->pending[r] == TAKE_MISSING && base_mask_test(m->mask, r) && moe_gone(m, r))
+            moe_call_lose(m, call, r); /* its line had come, its rows did not */
+    }
 }
 
 /* ---------------------------------------------------------------------------- sums */
