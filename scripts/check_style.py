@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""First lines, lengths of files and functions, a README in every folder of code."""
+"""First lines, lengths of files and functions, a README in every folder of code that names its files."""
 import pathlib
 import re
 import subprocess
@@ -64,6 +64,16 @@ def problems_of(path):
         yield len(lines), "no newline at the end"
 
 
+def unnamed(folder, names):
+    """Files of the folder that its README does not name, with this or another ending."""
+    readme = ROOT / folder / "README.md"
+    if not readme.is_file():
+        return ["README.md"]
+    words = {word.partition(".")[0] for word in re.findall(r"[\w.]+", readme.read_text(encoding="utf-8"))}
+    here = [path for path in map(pathlib.PurePath, names) if str(path.parent) == folder]
+    return [path.name for path in here if path.stem not in words | {"README", "meson", "__init__"}]
+
+
 def main():
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, check=True,
                             capture_output=True, text=True).stdout.split("\n")
@@ -76,9 +86,9 @@ def main():
             count += 1
             print(f"{name}:{number}: {problem}")
     for folder in README_FOLDERS:
-        if not (ROOT / folder / "README.md").is_file():
+        for name in unnamed(folder, listed):
             count += 1
-            print(f"{folder}: no README.md")
+            print(f"{folder}/README.md: no word of {name}")
     print(f"{count} problems")
     return count > 0
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The public header, the export map, the library's symbols and the tests name the same functions.
+"""The public header, the export map, the library's symbols, the manual and the tests name the same functions.
 
-check_symbols.py LIBRARY     compare all four
+check_symbols.py LIBRARY     compare all five
 check_symbols.py --write     write the export map from the header
 """
 import pathlib
@@ -12,6 +12,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAP = ROOT / "src/heddle.map"
+MANUAL = ROOT / "doc/man/libheddle.3.scd"
 
 
 def header_functions():
@@ -29,6 +30,10 @@ def library_functions(library):
                            text=True).stdout.split("\n")
     names = {line.split()[-1].split("@")[0] for line in lines if line.strip()}
     return {n for n in names if n != "HEDDLE_0"}
+
+
+def manual_functions():
+    return set(re.findall(r"\*(hdl_\w+)\*", MANUAL.read_text(encoding="utf-8")))
 
 
 def tested_functions():
@@ -61,6 +66,7 @@ def main(argument):
     public = header_functions()
     problems = compare("src/heddle.map", map_functions(), public)
     problems += compare(argument, library_functions(argument), public)
+    problems += compare("doc/man/libheddle.3.scd", manual_functions(), public)
     problems += compare("test", tested_functions(), public, missing_only=True)
     print(f"{len(public)} public functions, {problems} problems")
     return problems > 0
