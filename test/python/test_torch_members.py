@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -430,15 +431,19 @@ def removes_the_lost(group: Any, store: Any, rank: int, size: int) -> None:
         total(group, 1)
 
 
-@pytest.mark.parametrize("size", range(2, 9))
-def test_a_killed_rank(size: int) -> None:
+def lose_one(size: int, lost: int, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """body(port, rank, ...) on `size` ranks, of which one is killed when all have arrived: the others' results."""
     with Tree() as tree:
         tree.serve()
-        pids = [tree.fork(f"rank {rank}", survivor, tree.port, rank, size) for rank in range(size)]
+        pids = [tree.fork(f"rank {rank}", body, tree.port, rank, *arguments) for rank in range(size)]
         tree.arrived(size)
-        tree.kill(pids.pop(LOST))
-        for pid in pids:
-            tree.result(pid)
+        tree.kill(pids.pop(lost))
+        return [tree.result(pid) for pid in pids]
+
+
+@pytest.mark.parametrize("size", range(2, 9))
+def test_a_killed_rank(size: int) -> None:
+    lose_one(size, LOST, survivor, size)
 
 
 def roots(port: int, rank: int) -> None:
@@ -467,13 +472,7 @@ def roots(port: int, rank: int) -> None:
 
 
 def test_lost_roots_and_slots_that_stay() -> None:
-    with Tree() as tree:
-        tree.serve()
-        pids = [tree.fork(f"rank {rank}", roots, tree.port, rank) for rank in range(3)]
-        tree.arrived(3)
-        tree.kill(pids[1])
-        tree.result(pids[0])
-        tree.result(pids[2])
+    lose_one(3, 1, roots)
 
 
 def messenger(port: int, rank: int) -> int:
@@ -508,12 +507,8 @@ def messenger(port: int, rank: int) -> int:
 
 
 def test_messages_among_the_healthy_go_on() -> None:
-    with Tree() as tree:
-        tree.serve()
-        pids = [tree.fork(f"rank {rank}", messenger, tree.port, rank) for rank in range(3)]
-        tree.arrived(3)
-        tree.kill(pids[1])
-        assert tree.result(pids[0]) == tree.result(pids[2])
+    first, second = lose_one(3, 1, messenger)
+    assert first == second
 
 
 def short(port: int, rank: int) -> None:
@@ -534,13 +529,7 @@ def short(port: int, rank: int) -> None:
 
 
 def test_short_outputs() -> None:
-    with Tree() as tree:
-        tree.serve()
-        pids = [tree.fork(f"rank {rank}", short, tree.port, rank) for rank in range(4)]
-        tree.arrived(4)
-        tree.kill(pids[3])
-        for pid in pids[:3]:
-            tree.result(pid)
+    lose_one(4, 3, short)
 
 
 def stopped(port: int, rank: int, at_once: bool) -> str:
@@ -598,13 +587,8 @@ def raising(port: int, rank: int) -> str:
 
 
 def test_wait_raises_for_a_lost_rank_if_asked_to() -> None:
-    with Tree() as tree:
-        tree.serve()
-        pids = [tree.fork(f"rank {rank}", raising, tree.port, rank) for rank in range(2)]
-        tree.arrived(2)
-        tree.kill(pids[1])
-        text = tree.result(pids[0])
-        assert "INCOMPLETE" in text and "all_reduce: operation" in text and "without ranks 1" in text, text
+    (text,) = lose_one(2, 1, raising)
+    assert "INCOMPLETE" in text and "all_reduce: operation" in text and "without ranks 1" in text, text
 
 
 # ------------------------------------------------------------------------ coming and going

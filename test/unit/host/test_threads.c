@@ -61,16 +61,22 @@ static void *live(void *argument)
     return NULL;
 }
 
+static void run_threads(void *(*rank_main)(void *))
+{
+    pthread_t threads[THREADS];
+    memset(&board, 0, sizeof(board));
+    job.board = &board;
+    snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
+    for (intptr_t i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, rank_main, (void *)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+}
+
 static void groups_come_and_go(void **state)
 {
     (void)state;
-    job.board = &board;
-    snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
-    pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, live, (void *)(intptr_t)i), 0);
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    run_threads(live);
 }
 
 /* ------------------------------------------------------------------------ mismatch */
@@ -102,15 +108,7 @@ static void *differ(void *argument)
 static void different_parameters_fail_on_all(void **state)
 {
     (void)state;
-    memset(&board, 0, sizeof(board));
-    job.board = &board;
-    snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
-    pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, differ, (void *)(intptr_t)i),
-                         0);
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    run_threads(differ);
 }
 
 static void *wait_in_vain(void *argument)
@@ -138,15 +136,7 @@ static void *wait_in_vain(void *argument)
 static void missing_founder_is_named(void **state)
 {
     (void)state;
-    memset(&board, 0, sizeof(board));
-    job.board = &board;
-    snprintf(place, sizeof(place), "127.0.0.1:%d", job_free_port());
-    pthread_t threads[THREADS];
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(
-            pthread_create(&threads[i], NULL, wait_in_vain, (void *)(intptr_t)i), 0);
-    for (int i = 0; i < THREADS; i++)
-        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    run_threads(wait_in_vain);
 }
 
 int main(void)

@@ -80,5 +80,5 @@ int main(int argc, char **argv)
     bool shm = argc > 1 && strcmp(argv[1], "shm") == 0;
     if (argc > 2)
         chunk = strtoul(argv[2], NULL, 0);
-    return pair_run(shm ? NET_SHM : NET_FABRIC, "127.0.0.1", body);
+    return pair_run(shm ? NET_SHM : NET_FABRIC, body);
 }

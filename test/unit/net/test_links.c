@@ -14,8 +14,6 @@ enum {
     LOSSES = 60
 };
 
-static const char *const loopback = "127.0.0.1";
-
 static uint64_t word_at(const struct hdl_window *window, size_t offset)
 {
     const uint8_t *data = net_window_data(window);
@@ -298,21 +296,12 @@ static void body_two(struct pair *pair)
     net_window_destroy(window);
 }
 
-static bool fabric_works(void)
-{
-    char text[1024];
-    struct base_env env;
-    base_env_init(&env);
-    net_describe(&env, text, sizeof(text));
-    return strstr(text, "\"provider\"") != NULL;
-}
-
 #define OVER_FABRIC(body)                                                                \
     static void test_##body(void **state)                                                \
     {                                                                                    \
-        if (!fabric_works())                                                             \
+        if (!pair_has_fabric())                                                          \
             skip();                                                                      \
-        assert_int_equal(pair_run(NET_FABRIC, loopback, body_##body), 0);                \
+        assert_int_equal(pair_run(NET_FABRIC, body_##body), 0);                          \
     }
 
 OVER_FABRIC(fenced)
@@ -324,7 +313,7 @@ static void test_losses(void **state)
 {
     if (!pair_relinks())
         skip();
-    assert_int_equal(pair_run(NET_FABRIC, loopback, body_losses), 0);
+    assert_int_equal(pair_run(NET_FABRIC, body_losses), 0);
 }
 
 int main(void)

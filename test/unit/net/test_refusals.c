@@ -13,17 +13,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-static const char *const loopback = "127.0.0.1";
-
-static bool fabric_works(void)
-{
-    char text[1024];
-    struct base_env env;
-    base_env_init(&env);
-    net_describe(&env, text, sizeof(text));
-    return strstr(text, "\"provider\"") != NULL;
-}
-
 /* A handle with one field changed, packed anew: its checksum is right. */
 static struct hdl_peer_window *open_changed(struct pair *pair,
                                             void (*change)(struct net_handle *))
@@ -104,9 +93,9 @@ static void body_keys(struct pair *pair)
 
 static void test_keys_fabric(void **state)
 {
-    if (!fabric_works())
+    if (!pair_has_fabric())
         skip();
-    assert_int_equal(pair_run(NET_FABRIC, loopback, body_keys), 0);
+    assert_int_equal(pair_run(NET_FABRIC, body_keys), 0);
 }
 
 /* Over shared memory the descriptor is not given out at all. */
@@ -127,7 +116,7 @@ static void body_keys_shm(struct pair *pair)
 
 static void test_keys_shm(void **state)
 {
-    assert_int_equal(pair_run(NET_SHM, "", body_keys_shm), 0);
+    assert_int_equal(pair_run(NET_SHM, body_keys_shm), 0);
 }
 
 /* Bytes of a stranger at the port that fabric listens on do no harm. */
@@ -169,7 +158,7 @@ static void test_strangers(void **state)
 {
     if (!pair_relinks()) /* nor can that library get past a stranger who says nothing */
         skip();
-    assert_int_equal(pair_run(NET_FABRIC, loopback, body_strangers), 0);
+    assert_int_equal(pair_run(NET_FABRIC, body_strangers), 0);
 }
 
 /* ----------------------------------------------------------------- without libfabric */
@@ -214,7 +203,7 @@ static void test_no_library(void **state)
 
 static void test_no_provider(void **state)
 {
-    if (!fabric_works())
+    if (!pair_has_fabric())
         skip();
     struct base_env env;
     struct net *net;
@@ -226,7 +215,7 @@ static void test_no_provider(void **state)
 /* Memory that the provider shows to peers has keys that nobody guesses. */
 static void test_memory_keys(void **state)
 {
-    if (!fabric_works())
+    if (!pair_has_fabric())
         skip();
     struct base_env env;
     struct net *net;
@@ -364,9 +353,9 @@ static void test_short_memory(void **state)
 
 static void test_short_memory_fabric(void **state)
 {
-    if (!fabric_works())
+    if (!pair_has_fabric())
         skip();
-    check_short_memory(loopback);
+    check_short_memory("127.0.0.1");
 }
 
 int main(void)

@@ -318,28 +318,13 @@ static void body_killed(struct pair *pair)
     exit(0);
 }
 
-static const char *const loopback = "127.0.0.1";
-
-static bool fabric_works(void)
-{
-    static int known = -1;
-    if (known < 0) {
-        char text[1024];
-        struct base_env env;
-        base_env_init(&env);
-        net_describe(&env, text, sizeof(text));
-        known = strstr(text, "\"provider\"") != NULL;
-    }
-    return known;
-}
-
 #define OVER(body, transport)                                                            \
     static void test_##body##_##transport(void **state)                                  \
     {                                                                                    \
-        if (NET_##transport == NET_FABRIC ? !fabric_works()                              \
+        if (NET_##transport == NET_FABRIC ? !pair_has_fabric()                           \
                                           : getenv("NETNS_NAMES") != NULL)               \
             skip();                                                                      \
-        assert_int_equal(pair_run(NET_##transport, loopback, body_##body), 0);           \
+        assert_int_equal(pair_run(NET_##transport, body_##body), 0);                     \
     }
 
 OVER(put, SHM)
@@ -365,7 +350,7 @@ static void test_break_FABRIC(void **state)
 {
     if (!pair_relinks())
         skip();
-    assert_int_equal(pair_run(NET_FABRIC, loopback, body_break), 0);
+    assert_int_equal(pair_run(NET_FABRIC, body_break), 0);
 }
 
 /* Alone: a process that opens its own window. */
