@@ -394,7 +394,11 @@ static bool watch(int ready)
 int command_demo_elastic(const char *path)
 {
     const char *rank = getenv("RANK"), *ranks = getenv("WORLD_SIZE");
-    bool doomed = rank && ranks && atoi(rank) == atoi(ranks) - 1;
+    int last = ranks ? atoi(ranks) - 1 : 0;
+    if (last < 1 || last >= MOST_RANKS)
+        return tool_usage_error("demo --elastic is the layer on 2 to %d ranks",
+                                MOST_RANKS);
+    bool doomed = rank && atoi(rank) == last;
     int ready = -1, code = 0;
     pid_t child = start(path, false, &ready);
     if (doomed && child > 0 && watch(ready)) {
