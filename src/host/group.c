@@ -432,13 +432,10 @@ static void run_command(struct host *host, struct host_command *command)
         feed(group, &finished_event);
     take_links(group);
     take_proposals(group);
-    struct ctl_agent_event end = {.kind = leave ? CTL_AGENT_LEAVE : CTL_AGENT_ABORT};
-    if ((leave || abort) && !group->left)
-        feed(group, &end);
-    if (abort && leave && !group->left) {
-        end.kind = CTL_AGENT_ABORT;
-        feed(group, &end);
-    }
+    if (leave && !group->left)
+        feed(group, &(struct ctl_agent_event){.kind = CTL_AGENT_LEAVE});
+    if (abort && !group->left)
+        feed(group, &(struct ctl_agent_event){.kind = CTL_AGENT_ABORT});
     /* With the agent gone nobody answers any more. */
     if (!group->host->agent && !group->left) {
         fail_group(group, HDL_ECOORD, "the control thread has given up");
