@@ -973,7 +973,7 @@ struct hdl_moe_state {
     enum hdl_status last_error; /* of the last failed step, HDL_OK if none */
     /* its token, position and value where an id was wrong, else -1 */
     int64_t error_token, error_position, error_value;
-    /* HDL_MOE_CUDA: wait_ns of headers alone, bytes with the flags among them */
+    /* HDL_MOE_CUDA: stale_drops, wait_ns of headers alone; bytes with flags among them */
     uint64_t *expert_rows; /* in: [L] or NULL: rows received, by own expert */
     uint64_t *wait_ns;     /* in: [R] or NULL: time that this rank waited for each */
     uint64_t *bytes_sent;  /* in: [R] or NULL: rows, contributions and headers by peer */

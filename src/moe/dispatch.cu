@@ -104,9 +104,9 @@ MOE_DEVICE void write_rest(const moe_gpu_args &a, item_rows *item, uint32_t acce
 }
 
 /* The warps of a group bring their accesses to one row from its place to where it is
- * wanted. */
+ * wanted; false = a part does not come. */
 template <int IN, bool WIDE>
-MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
+MOE_DEVICE bool receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
                             uint32_t warp)
 {
     enum { AHEAD = 4 };
@@ -139,7 +139,7 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
                 break;
             if (out_of_patience(&p, a.lane.state, item->source)) {
                 item->failed = 1;
-                return;
+                return false;
             }
             if ((p.polls & 0xff) == 0xff && (a.phase & MOE_GPU_SEND))
                 send_unsent<IN, WIDE, false>(a, v);
@@ -166,6 +166,7 @@ MOE_DEVICE void receive_row(const moe_gpu_args &a, step_view v, item_rows *item,
                                           : data[3]);
         }
     }
+    return true;
 }
 
 /* ------------------------------------------------------- rows that lie as they are */
@@ -196,7 +197,7 @@ MOE_DEVICE bool await_row(const moe_gpu_args &a, step_view v, item_rows *item)
 
 /* The share of a warp, as receive_row. */
 template <int IN, bool WIDE>
-MOE_DEVICE void receive_plain_row(const moe_gpu_args &a, step_view v, item_rows *item,
+MOE_DEVICE bool receive_plain_row(const moe_gpu_args &a, step_view v, item_rows *item,
                                   uint32_t warp)
 {
     enum { AHEAD = 4 };
@@ -205,7 +206,7 @@ MOE_DEVICE void receive_plain_row(const moe_gpu_args &a, step_view v, item_rows 
                    bytes = a.geo.row.data_bytes, end = a.geo.row.weight_at;
     const unsigned char *slot = slot_of_item(a, v, item);
     if (!await_row<IN, WIDE>(a, v, item))
-        return;
+        return false;
 #pragma unroll 1
     for (uint32_t first = (part * WARP + lane) * 16; first < end;
          first += stride * AHEAD) {
@@ -229,6 +230,7 @@ MOE_DEVICE void receive_plain_row(const moe_gpu_args &a, step_view v, item_rows 
     for (uint32_t j = lane; part == 0 && j < a.geo.top_k; j += WARP)
         keep_weight(a, item, j,
                     __uint_as_float(load_word((const uint32_t *)(slot + end) + j)));
+    return true;
 }
 
 /*
@@ -236,7 +238,7 @@ MOE_DEVICE void receive_plain_row(const moe_gpu_args &a, step_view v, item_rows 
  * engine; `moved` counts its rows.
  */
 template <int IN>
-MOE_DEVICE void move_row(const moe_gpu_args &a, step_view v, item_rows *item,
+MOE_DEVICE bool move_row(const moe_gpu_args &a, step_view v, item_rows *item,
                          uint32_t mover, uint32_t *moved)
 {
     const moe_gpu_row &w = a.geo.row;
@@ -245,7 +247,7 @@ MOE_DEVICE void move_row(const moe_gpu_args &a, step_view v, item_rows *item,
     const uint32_t shared = shared_address(stage),
                    arrived = shared_address(b.moved + mover);
     if (!await_row<IN, true>(a, v, item))
-        return;
+        return false;
     bulk_wait<0>(); /* the stage has been read */
     __syncwarp();
     if (lane == 0)
@@ -262,6 +264,7 @@ MOE_DEVICE void move_row(const moe_gpu_args &a, step_view v, item_rows *item,
     bulk_commit();
     for (uint32_t j = lane; j < a.geo.top_k; j += WARP)
         keep_weight(a, item, j, ((const float *)(stage + w.weight_at))[j]);
+    return true;
 }
 
 /* Zeros a delivered row and its scales. */
@@ -446,6 +449,25 @@ MOE_DEVICE void begin_item(const moe_gpu_args &a, item_rows *item, uint32_t turn
         place_item(a, item, turn);
 }
 
+/* Counts the headers of a lane's rank that came after they had been given up on, as far
+ * as nothing has been written over them; the older one first. */
+MOE_COLD void count_late_headers(const moe_gpu_args &a, step_view v, uint32_t seen,
+                                 uint32_t missed)
+{
+    const uint32_t r = threadIdx.x & 31;
+    uint32_t late = 0;
+#pragma unroll 1
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint4 sign = load_packet(sign_of(a, a.half_at[(v.step + i) & 1], r));
+        if ((sign.y & ~3u) != v.tag.kind || sign.x <= seen || sign.x > missed)
+            continue;
+        seen = sign.x;
+        late++;
+    }
+    a.lane.state->seen[r] = seen;
+    count_for(a.lane.counters->stale, late);
+}
+
 /* Block 0 leaves to the next kernels of the lane what came from whom; a lane for each. */
 MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
 {
@@ -453,6 +475,7 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     moe_gpu_state *state = a.lane.state;
     if (r >= a.geo.ranks)
         return;
+    const uint32_t seen = state->seen[r], missed = state->missed[r];
     const uint32_t from = a.dp == 1 ? r : source_rank(a, r / a.dp);
     const bool counted = counted_ranks(a) >> r & 1;
     const bool came = counted && (decided >> 2 != v.step || (decided & 3) == SOURCE_CAME);
@@ -480,12 +503,16 @@ MOE_DEVICE void settle(const moe_gpu_args &a, step_view v, uint64_t decided)
     state->here[r] = rows;
     count_for(a.lane.counters->rows_received, r == from ? rows : 0);
     count_for(a.lane.counters->tokens, b.tokens[r]);
-    if (!counted)
-        state->dropped[r] = v.step;
-    else if (came)
+    if (missed > seen)
+        count_late_headers(a, v, seen, missed);
+    if (counted && came)
         state->seen[r] = v.step;
     else
+        state->dropped[r] = v.step;
+    if (counted && !came) {
+        state->missed[r] = v.step;
         note_incomplete(a, v, 0);
+    }
 }
 
 /* Is the access with the weights one of this block's? They are in one access. */
@@ -533,9 +560,8 @@ MOE_DEVICE bool move_round(const moe_gpu_args &a, step_view v, item_round *r)
         item_rows *item = &b.item[i >> log_of(a.groups)][group];
         if (base + group >= a.geo.ranks || !item->valid)
             continue;
-        move_row<IN>(a, v, item, mover, &r->moved);
+        odd |= !move_row<IN>(a, v, item, mover, &r->moved) || item->twins;
         __syncwarp();
-        odd |= item->failed || item->twins;
     }
     return odd;
 }
@@ -574,11 +600,9 @@ MOE_DEVICE void receive_round(const moe_gpu_args &a, step_view v, item_round &r)
         item_rows *item = &b.item[i][r.group];
         if (!item->valid)
             continue;
-        if (PLAIN)
-            receive_plain_row<IN, WIDE>(a, v, item, r.warp);
-        else
-            receive_row<IN, WIDE>(a, v, item, r.warp);
-        odd |= item->failed || item->twins;
+        const bool came = PLAIN ? receive_plain_row<IN, WIDE>(a, v, item, r.warp)
+                                : receive_row<IN, WIDE>(a, v, item, r.warp);
+        odd |= !came || item->twins; /* other warps may be writing item->failed */
     }
     trace(a, 7);
     if (!__syncthreads_or(odd || a.out_weights))

@@ -226,6 +226,7 @@ struct moe_gpu_state {
                                             missing */
     uint32_t late[MOE_GPU_MAX_RANKS]; /* newest step in which a contributor was missing */
     uint32_t seen[MOE_GPU_MAX_RANKS]; /* newest step whose header came */
+    uint32_t missed[MOE_GPU_MAX_RANKS];    /* newest step whose header was given up on */
     uint32_t tokens[MOE_GPU_MAX_RANKS];    /* T of every rank whose rows were taken */
     uint32_t here[MOE_GPU_MAX_RANKS];      /* tokens of every rank that have rows here */
     uint32_t rows_from[MOE_GPU_MAX_RANKS]; /* the member of a rank's DP group whose rows
@@ -251,13 +252,14 @@ struct moe_gpu_expert_count {
 
 /* What a lane counts from creation on: hdl_moe_status reads it. By rank, rows of dispatch
  * as stored and as come; contributions of combine as stored, as a token's rank owes them,
- * and what comes beyond that if experts come apart; tokens of its headers, and how long
- * the first block waited for these. */
+ * and what comes beyond that if experts come apart; tokens of its headers, how long the
+ * first block waited for these, and how many came when their step had gone on without. */
 struct moe_gpu_counters {
     uint64_t rows_sent[MOE_GPU_MAX_RANKS], rows_received[MOE_GPU_MAX_RANKS];
     uint64_t given[MOE_GPU_MAX_RANKS], taken[MOE_GPU_MAX_RANKS], more[MOE_GPU_MAX_RANKS];
     uint64_t tokens[MOE_GPU_MAX_RANKS];
     uint64_t wait_ns[MOE_GPU_MAX_RANKS];
+    uint64_t stale[MOE_GPU_MAX_RANKS];
     struct moe_gpu_expert_count expert[];
 };
 

@@ -292,6 +292,7 @@ enum hdl_status moe_gpu_call_buffer(struct hdl_moe *m,
 static void clear_counters(struct hdl_moe *m)
 {
     memset(m->expert_rows, 0, m->local * sizeof(uint64_t));
+    m->stale_drops = 0;
     for (uint32_t r = 0; r < m->config.shape.ranks; r++)
         m->wait_ns[r] = m->bytes_sent[r] = m->bytes_received[r] = 0;
 }
@@ -308,6 +309,7 @@ static void add_counters(struct hdl_moe *m, const struct moe_gpu_counters *c)
         if (r == self)
             continue;
         m->wait_ns[r] += c->wait_ns[r];
+        m->stale_drops += c->stale[r];
         m->bytes_sent[r] += c->tokens[self] * header + c->rows_sent[r] * g->row.crosses +
                             c->given[r] * g->give.crosses;
         const uint64_t whole = m->config.shape.dp == 1 ? c->rows_sent[r] : c->taken[r];
