@@ -6,66 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "moe/gpu_link.h"
-#include "ranks.h"
+#include "public.h"
 
 /*
- * The parent never touches a GPU. Rank r sees one device alone, the last rank the first
- * one. All ranks go through the same steps, most of them out of one captured graph, and
- * compare all that was written with the oracle. In the end the last rank is killed while
+ * Most steps are replays of one captured graph. In the end the last rank is killed while
  * the others' kernels wait for it; a new process takes its place, and the old graphs of
  * the others go on.
  */
 enum { LIMIT_S = 100, SLEEP_US = 400000 };
 
-static struct {
-    uint32_t rank, ranks, last;
-    struct hdl_context *context;
-    struct hdl_group *group;
-    struct hdl_moe *moe;
-    struct gpu_world *w;
-    struct gpu_rank *r;
-    const struct gpu_driver *cu;
-    uint64_t active; /* on the device */
-    uint32_t seed;
-    int bad;
-} self;
-
-static _Noreturn void fail(int line, const char *what)
-{
-    fprintf(stderr, "moe_api.c:%d: rank %u: %s: %s\n", line, self.rank, what,
-            hdl_error_detail());
-    _exit(1);
-}
-
-#define CHECK(x)                                                                         \
-    do {                                                                                 \
-        if (!(x))                                                                        \
-            fail(__LINE__, #x);                                                          \
-    } while (0)
-#define OK(call) CHECK((call) == HDL_OK)
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static void say(const char *what)
-{
-    if (self.rank == 0)
-        printf("  %s\n", what);
-    fflush(stdout);
-}
-
-static void meet(void)
-{
-    OK(hdl_barrier(self.group, NULL, NULL));
-}
+static uint32_t seed; /* of the next step, equal on all ranks */
 
 /* ----------------------------------------------------------------------------- steps */
 
@@ -108,76 +60,18 @@ static struct gpu_case options(void)
 static struct gpu_case next_case(void)
 {
     struct gpu_case c = options();
-    uint64_t random = self.seed;
-    c.seed = self.seed * 2 + 1;
-    self.seed++;
-    c.routing = (int)(self.seed % ROUTE_KINDS);
+    uint64_t random = seed;
+    c.seed = seed * 2 + 1;
+    seed++;
+    c.routing = (int)(seed % ROUTE_KINDS);
     for (uint32_t r = 0; r < self.ranks; r++)
         c.tokens[r] = (uint32_t)(gpu_random(&random) % 33);
     return c;
 }
 
-static void set_active(const int32_t *active)
-{
-    CHECK(!self.cu->copy_in(self.active, active, self.ranks * sizeof(int32_t)));
-    CHECK(!self.cu->stream_sync(NULL));
-}
-
-static void get_active(int32_t *active)
-{
-    CHECK(!self.cu->copy_out(active, self.active, self.ranks * sizeof(int32_t)));
-}
-
-struct arguments {
-    struct hdl_moe_tokens tokens;
-    struct hdl_moe_received received;
-    struct hdl_moe_outputs outputs;
-    struct hdl_moe_result result;
-    struct hdl_moe_call call;
-};
-
-static struct arguments arguments_of(const struct gpu_case *c, int64_t timeout_us)
-{
-    struct moe_gpu_tokens t = gpu_tokens_of(self.r, c, self.rank);
-    struct moe_gpu_received d = gpu_received_of(self.w, self.r);
-    struct moe_gpu_result o = gpu_result_of(self.w, self.r, c);
-    struct arguments a = {
-        .tokens = {.size = sizeof(a.tokens),
-                   .rows = t.rows,
-                   .topk_ids = t.ids,
-                   .weights = t.weights,
-                   .num_tokens = t.num_tokens,
-                   .num_tokens_at = t.num_tokens_at},
-        .received = {.size = sizeof(a.received),
-                     .rows = d.rows,
-                     .scales = d.scales,
-                     .counts = d.counts,
-                     .source_token = d.source_token,
-                     .ranges = d.ranges,
-                     .source_counts = d.source_counts,
-                     .totals = d.totals},
-        .outputs = {.size = sizeof(a.outputs), .rows = o.expert_out},
-        .result = {.size = sizeof(a.result), .rows = o.rows, .missing = o.missing},
-        .call = {.size = sizeof(a.call),
-                 .active = (int32_t *)self.active,
-                 .timeout_us = timeout_us,
-                 .stream = self.r->stream}};
-    return a;
-}
-
-static void fused(const struct gpu_case *c, int64_t timeout_us)
-{
-    struct arguments a = arguments_of(c, timeout_us);
-    struct hdl_moe_handle handle;
-    OK(hdl_moe_dispatch(self.moe, &a.tokens, &a.received, &a.call, &handle));
-    OK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call));
-    CHECK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call) ==
-          HDL_ESTALE);
-}
-
 static void split(const struct gpu_case *c)
 {
-    struct arguments a = arguments_of(c, 0);
+    struct public_arguments a = public_arguments_of(c, 0);
     struct hdl_moe_handle handle;
     OK(hdl_moe_dispatch_send(self.moe, &a.tokens, &a.call, &handle));
     CHECK(hdl_moe_combine(self.moe, &handle, &a.outputs, &a.result, &a.call) ==
@@ -190,36 +84,13 @@ static void split(const struct gpu_case *c)
 static struct gpu_graph_exec *capture(void)
 {
     struct gpu_case c = next_case();
-    struct gpu_graph *graph;
-    struct gpu_graph_exec *exec;
-    CHECK(!self.cu->capture_begin(self.r->stream, GPU_CAPTURE_THREAD));
-    fused(&c, 0);
-    CHECK(!self.cu->capture_end(self.r->stream, &graph));
-    CHECK(!self.cu->graph_instantiate(&exec, graph, 0));
-    self.cu->graph_destroy(graph);
-    return exec;
-}
-
-/* What the oracle expects of a step in which `without` (or nobody: ranks) is masked. */
-static void compare(const struct gpu_case *c, uint32_t without)
-{
-    for (uint32_t r = 0; r < self.ranks; r++)
-        self.w->present[r] = r != without;
-    CHECK(gpu_world_fetch(self.r));
-    int bad = gpu_world_compare(self.w, c, OF_BOTH);
-    if (bad)
-        fprintf(stderr, "rank %u: %d buffers differ, seed %u\n", self.rank, bad, c->seed);
-    self.bad += bad != 0;
+    return public_capture(&c, 0);
 }
 
 static void begin(const struct gpu_case *c, uint32_t without)
 {
-    int32_t active[MOE_GPU_MAX_RANKS];
-    for (uint32_t r = 0; r < self.ranks; r++)
-        active[r] = r != without || r == self.rank;
-    CHECK(gpu_world_fill(self.w, c));
-    set_active(active);
-    meet();
+    public_fill(c, without);
+    public_meet();
 }
 
 static void replay(struct gpu_graph_exec *exec, uint32_t without)
@@ -230,7 +101,7 @@ static void replay(struct gpu_graph_exec *exec, uint32_t without)
     if (self.rank == without)
         CHECK(gpu_world_fetch(self.r)); /* others masked it: its sums lack theirs */
     else
-        compare(&c, without);
+        public_compare(&c, without);
 }
 
 /* ----------------------------------------------------------------------------- parts */
@@ -243,8 +114,8 @@ static void plain_steps(int count)
         if (i % 2)
             split(&c);
         else
-            fused(&c, 0);
-        compare(&c, self.ranks);
+            public_step(&c, 0);
+        public_compare(&c, self.ranks);
     }
 }
 
@@ -265,12 +136,12 @@ static void wrong_id(void)
         CHECK(!self.cu->stream_sync(NULL));
     }
     self.w->rank[0].ids64[5 * 8 + 2] = -1;
-    fused(&c, 0);
-    compare(&c, self.ranks);
+    public_step(&c, 0);
+    public_compare(&c, self.ranks);
     c = next_case();
     begin(&c, self.ranks);
     if (self.rank == 0) {
-        struct arguments a = arguments_of(&c, 0);
+        struct public_arguments a = public_arguments_of(&c, 0);
         struct hdl_moe_handle handle;
         CHECK(hdl_moe_dispatch(self.moe, &a.tokens, &a.received, &a.call, &handle) ==
               HDL_EINVAL);
@@ -279,8 +150,8 @@ static void wrong_id(void)
         CHECK(state.error_token == 5 && state.error_position == 2 &&
               state.error_value == wrong && state.last_error == HDL_EINVAL);
     }
-    fused(&c, 0);
-    compare(&c, self.ranks);
+    public_step(&c, 0);
+    public_compare(&c, self.ranks);
 }
 
 /*
@@ -296,7 +167,7 @@ static void too_many(bool host)
     c.seed = host ? c.seed & ~1u : c.seed | 1;
     c.tokens[0] = 0;
     begin(&c, self.ranks);
-    struct arguments a = arguments_of(&c, 0);
+    struct public_arguments a = public_arguments_of(&c, 0);
     struct hdl_moe_handle handle;
     if (self.rank == 0 && host) {
         a.tokens.num_tokens = asked;
@@ -312,10 +183,10 @@ static void too_many(bool host)
             CHECK(!self.cu->copy_in((uint64_t)(uintptr_t)a.tokens.num_tokens_at, &tokens,
                                     sizeof(tokens)) &&
                   !self.cu->stream_sync(NULL));
-        fused(&c, 0);
-        compare(&c, host ? 0 : self.ranks);
+        public_step(&c, 0);
+        public_compare(&c, host ? 0 : self.ranks);
     }
-    meet();
+    public_meet();
     c = next_case();
     begin(&c, self.ranks);
     OK(hdl_moe_status(self.moe, &state));
@@ -327,8 +198,8 @@ static void too_many(bool host)
                  (long long)asked);
         CHECK(strstr(hdl_error_detail(), text));
     }
-    fused(&c, 0);
-    compare(&c, self.ranks);
+    public_step(&c, 0);
+    public_compare(&c, self.ranks);
 }
 
 /* The last rank comes too late for the others, which go on; then all are right again. */
@@ -340,10 +211,10 @@ static void late_rank(void)
     begin(&c, self.ranks);
     if (self.rank == self.last)
         usleep(SLEEP_US);
-    fused(&c, self.rank == self.last ? 0 : SLEEP_US / 4);
+    public_step(&c, self.rank == self.last ? 0 : SLEEP_US / 4);
     if (self.rank != self.last) {
-        compare(&c, self.last);
-        get_active(active);
+        public_compare(&c, self.last);
+        public_get_active(active);
         CHECK(active[self.last] == 0 && active[0] == 1);
         OK(hdl_moe_status(self.moe, &state));
         CHECK(state.incomplete_calls >= 1);
@@ -360,11 +231,11 @@ static void killed(struct gpu_graph_exec *exec)
     begin(&c, self.ranks);
     if (self.rank == self.last)
         kill(getpid(), SIGKILL);
-    double start = now_s();
+    double start = public_now();
     CHECK(!self.cu->graph_launch(exec, self.r->stream));
-    compare(&c, self.last);
-    double took = now_s() - start;
-    get_active(active);
+    public_compare(&c, self.last);
+    double took = public_now() - start;
+    public_get_active(active);
     CHECK(active[self.last] == 0);
     if (self.rank == 0)
         printf("  step ended %.1f ms after it began, with rank %u killed\n", took * 1e3,
@@ -405,9 +276,9 @@ static void counted(void)
                                       .bytes_sent = sent[i],
                                       .bytes_received = received[i]};
         if (i)
-            fused(&c, 0);
+            public_step(&c, 0);
         if (i)
-            compare(&c, self.ranks);
+            public_compare(&c, self.ranks);
         OK(hdl_moe_status(self.moe, &state));
         CHECK(state.dispatch_protocol != HDL_MOE_AUTO &&
               state.combine_protocol != HDL_MOE_AUTO);
@@ -439,115 +310,55 @@ static void counted(void)
 
 /* ------------------------------------------------------------------------------ ranks */
 
-static void open_rank(bool joins)
+static int run(bool joins)
 {
-    struct gpu_case c = options();
-    struct hdl_group_opts g = {
-        .size = sizeof(g), .join = joins, .rank = (int32_t)self.rank};
-    OK(hdl_context_create(NULL, &self.context));
-    OK(hdl_group_create(self.context, &g, &self.group));
-    if (joins)
-        OK(hdl_group_join(self.group, 60000000, NULL));
-    OK(hdl_moe_create(self.group, &c.opts, &self.moe));
-    self.w = calloc(1, sizeof(*self.w));
-    self.w->apart = true;
-    self.w->only = self.rank;
-    self.w->adopted = self.moe->link->gpu;
-    CHECK(gpu_world_open(self.w, &c.opts, self.ranks, 1, 0));
-    self.r = &self.w->rank[self.rank];
-    self.cu = self.r->gpu->device.driver;
-    OK(gpu_alloc(&self.r->gpu->device, MOE_GPU_MAX_RANKS * 4, &self.active));
-    OK(gpu_enter(&self.r->gpu->device)); /* for the calls of this file */
-}
-
-static int close_rank(void)
-{
-    struct hdl_moe_state state = {.size = sizeof(state)};
-    OK(hdl_moe_status(self.moe, &state));
-    CHECK(state.generation == 4 && state.failed_steps <= 3);
-    meet();
-    gpu_leave(&self.r->gpu->device);
-    gpu_free(&self.r->gpu->device, self.active);
-    gpu_world_close(self.w);
-    hdl_moe_destroy(self.moe);
-    hdl_group_destroy(self.group);
-    hdl_context_destroy(self.context);
-    return self.bad != 0;
-}
-
-static int run_rank(uint32_t rank, uint32_t ranks, int gpus, bool joins)
-{
-    char text[16];
-    snprintf(text, sizeof(text), "%d", (gpus - 1) - (int)rank % gpus);
-    setenv("CUDA_VISIBLE_DEVICES", text, 1);
-    snprintf(text, sizeof(text), "%u", rank);
-    setenv("RANK", text, 1);
-    alarm(LIMIT_S);
-    self.rank = rank;
-    self.ranks = ranks;
-    self.last = ranks - 1;
     make_maps();
-    open_rank(joins);
+    const struct gpu_case first = options();
+    struct hdl_moe_state state = {.size = sizeof(state)};
+    public_open(&first.opts, joins);
     struct gpu_graph_exec *old = joins ? NULL : capture(), *fresh;
     if (!joins) {
-        say("captured");
+        public_say("captured");
         for (int i = 0; i < 20; i++)
-            replay(old, i % 5 == 3 ? self.last : ranks);
-        say("replayed with changing routing, tokens and masks");
+            replay(old, i % 5 == 3 ? self.last : self.ranks);
+        public_say("replayed with changing routing, tokens and masks");
         plain_steps(8);
-        say("whole and in phases, on both lanes");
+        public_say("whole and in phases, on both lanes");
         for (int i = 0; i < 4; i++)
             counted();
-        say("rows, contributions and bytes counted");
+        public_say("rows, contributions and bytes counted");
         wrong_id();
         too_many(true);
         too_many(false);
-        say("a wrong id and too many tokens told");
+        public_say("a wrong id and too many tokens told");
         late_rank();
         plain_steps(4);
-        say("a late rank passed over and taken back");
+        OK(hdl_moe_status(self.moe, &state));
+        CHECK(state.stale_drops == (self.rank != self.last)); /* its header */
+        public_say("a late rank passed over and taken back");
         killed(old);
         replaced();
-        say("replaced");
+        public_say("replaced");
     }
-    self.seed = 1000;
+    seed = 1000;
     fresh = capture();
     for (int i = 0; i < 10; i++)
-        replay(old && i % 2 ? old : fresh, ranks);
-    say("graphs from before and after, with the new process");
+        replay(old && i % 2 ? old : fresh, self.ranks);
+    public_say("graphs from before and after, with the new process");
     for (int map = 1; map < MAPS; map++) {
         move_experts(map);
         for (int i = 0; i < 6; i++)
-            replay(old && i % 2 ? old : fresh, ranks);
+            replay(old && i % 2 ? old : fresh, self.ranks);
         counted();
     }
-    say("the same graphs with other maps of the experts");
+    public_say("the same graphs with other maps of the experts");
     plain_steps(8);
     self.cu->graph_exec_destroy(fresh);
     if (old)
         self.cu->graph_exec_destroy(old);
-    return close_rank();
-}
-
-static pid_t start(uint32_t rank, uint32_t ranks, int gpus, bool joins)
-{
-    pid_t pid = fork();
-    if (pid == 0)
-        exit(run_rank(rank, ranks, gpus, joins));
-    return pid;
-}
-
-static void set_job(uint32_t ranks)
-{
-    char text[80];
-    snprintf(text, sizeof(text), "%u", ranks);
-    setenv("WORLD_SIZE", text, 1);
-    snprintf(text, sizeof(text), "127.0.0.1:%d", 20000 + getpid() % 20000);
-    setenv("HEDDLE_COORDINATOR", text, 1);
-    memset(text, '7', 64);
-    text[64] = 0;
-    setenv("HEDDLE_TOKEN", text, 1);
-    setenv("HEDDLE_INTERFACE", "lo", 1);
+    OK(hdl_moe_status(self.moe, &state));
+    CHECK(state.generation == 4 && state.failed_steps <= 3);
+    return public_close();
 }
 
 int main(void)
@@ -557,15 +368,14 @@ int main(void)
         printf("skipped: no GPU\n");
         return 77;
     }
-    uint32_t ranks = gpus < 2 ? 2 : gpus > 8 ? 8 : (uint32_t)gpus;
+    const uint32_t ranks = public_job(gpus);
     pid_t children[8];
-    set_job(ranks);
     for (uint32_t r = 0; r < ranks; r++)
-        children[r] = start(r, ranks, gpus, false);
+        children[r] = public_start(r, ranks, gpus, LIMIT_S, run, false);
     int status = 0;
     waitpid(children[ranks - 1], &status, 0);
     if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
-        children[ranks - 1] = start(ranks - 1, ranks, gpus, true);
+        children[ranks - 1] = public_start(ranks - 1, ranks, gpus, LIMIT_S, run, true);
     else
         bad = 1;
     for (uint32_t r = 0; r < ranks; r++) {

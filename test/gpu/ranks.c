@@ -480,7 +480,7 @@ bool gpu_world_step(struct gpu_world *w, const struct gpu_case *c, uint32_t lane
 
 /* ---------------------------------------------------------------------- comparison */
 
-static void oracle(struct gpu_world *w, const struct gpu_case *c, uint32_t me)
+void gpu_world_expect(struct gpu_world *w, const struct gpu_case *c, uint32_t me)
 {
     struct moe_reference_rank ranks[MOE_GPU_MAX_RANKS];
     int32_t active[MOE_GPU_MAX_RANKS][MOE_GPU_MAX_RANKS];
@@ -554,7 +554,7 @@ static int compare_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t 
                         enum gpu_outputs of)
 {
     int bad = 0;
-    oracle(w, c, me);
+    gpu_world_expect(w, c, me);
     if (!w->config.opaque) {
         struct gpu_buffer *r = &w->rank[me].buffer[BUF_RESULT];
         unify_nan(w, r->host, r->bytes);

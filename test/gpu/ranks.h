@@ -118,6 +118,8 @@ bool gpu_world_phase(struct gpu_world *w, const struct gpu_case *c, uint32_t lan
                      uint32_t phase, bool combine);
 /* Copies the outputs of a rank here; waits for its stream. */
 bool gpu_world_fetch(struct gpu_rank *r);
+/* Writes what the oracle says of a rank's step into `want` of its buffers. */
+void gpu_world_expect(struct gpu_world *w, const struct gpu_case *c, uint32_t me);
 /* Compares the outputs of combine, of dispatch, or of both with the oracle, byte by byte.
  * Number of buffers that differ. */
 enum gpu_outputs { OF_DISPATCH = 1, OF_COMBINE = 2, OF_BOTH = 3 };
