@@ -15,8 +15,6 @@
 #include "tools/json.h"
 #include "tools/options.h"
 
-extern char **environ;
-
 /* ------------------------------------------------------------------- showing JSON */
 
 enum { INFO_COLUMNS = 12, INFO_INDENT = 2 };

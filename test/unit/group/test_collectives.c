@@ -560,6 +560,13 @@ static void unequal_pairs(struct harness_rank *me, void *argument)
     CHECK(strstr(base_detail(), "rank 1 sends 1") && strstr(base_detail(), "rank 2"));
     check_poison((char *)out, sizeof(out));
     good_call(me);
+    /* In place a block must come to where one goes from. */
+    size_t there[3] = {1, 3, 5}, equal[3] = {1, 1, 1};
+    CHECK(hdl_alltoallv(me->group, out, send, displs, out, equal, there, HDL_I32, NULL,
+                        NULL) == HDL_EINVAL);
+    CHECK(strstr(base_detail(), "in place with different counts or displs"));
+    check_poison((char *)out, sizeof(out));
+    good_call(me);
 }
 
 static void test_unequal_pairs(void **state)
