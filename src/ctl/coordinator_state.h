@@ -237,6 +237,9 @@ void coord_founder_gone(struct ctl_coordinator *c, struct coord_member *member);
 void coord_founder_missing(struct ctl_coordinator *c, const struct coord_rank *rank);
 void coord_creation_timers(struct ctl_coordinator *c, struct coord_group *group);
 
+bool coord_params_differ(const struct coord_group *group,
+                         const struct ctl_registration *theirs, char *text, size_t size);
+
 /* coordinator_ballot.c: one ballot at a time */
 /* The next number of a ballot, which is that of its view. */
 uint64_t coord_next_ballot(const struct ctl_coordinator *c, struct coord_group *group);
@@ -251,35 +254,42 @@ void coord_ballot_timers(struct ctl_coordinator *c, struct coord_group *group);
 void coord_prepare_again(struct ctl_coordinator *c, struct coord_member *member);
 void coord_check_closed(struct ctl_coordinator *c, struct coord_group *group);
 
-/* coordinator_join.c: proposals, joiners */
+/* coordinator_join.c: joiners */
+/* The newest group of that name that has a member. */
+struct coord_group *coord_find_running(struct ctl_coordinator *c, const char *name);
+void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
+                           uint64_t key, const struct ctl_registration *registration);
+/* Joiners that are ready and the members get each other's endpoints, once. */
+void coord_introduce(struct ctl_coordinator *c, struct coord_group *group);
+void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
+                    const struct ctl_msg *msg);
+/* Whether the joiner and the rank of a slot reach each other. */
+bool coord_joiner_connected(const struct coord_member *joiner, uint32_t slot);
+bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot);
+/* Whether the joiner and those that enter in the same commit reach each other. */
+bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot);
+/* A condition that the joiner of a slot does not meet yet. */
+void coord_joiner_lacks(const struct coord_group *group, uint32_t i, char *text,
+                        size_t size);
+void coord_joiner_gone(struct ctl_coordinator *c, struct coord_member *member);
+void coord_joiner_reconnected(struct ctl_coordinator *c, struct coord_member *member);
+
+/* coordinator_propose.c: proposals */
 void coord_propose(struct ctl_coordinator *c, struct coord_member *member,
                    const struct ctl_msg *msg);
 /* A former member is registered again: it may have asked to join before that. */
 void coord_join_waiting(struct ctl_coordinator *c, struct coord_member *member);
+/* Takes up the wishes to join that came while the group was collecting. */
+void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group);
+void coord_join_failed(struct ctl_coordinator *c, const struct coord_member *joiner,
+                       enum hdl_status status, const char *text);
 void coord_proposals_check(struct ctl_coordinator *c, struct coord_group *group);
 void coord_proposals_drop(struct ctl_coordinator *c, struct coord_member *member);
 void coord_proposals_end(struct ctl_coordinator *c, struct coord_member *member,
                          enum hdl_status status, const char *text);
 void coord_proposal_timers(struct ctl_coordinator *c, struct coord_group *group);
-/* The newest group of that name that has a member. */
-struct coord_group *coord_find_running(struct ctl_coordinator *c, const char *name);
-void coord_register_joiner(struct ctl_coordinator *c, struct coord_rank *rank,
-                           uint64_t key, const struct ctl_registration *registration);
-void coord_attached(struct ctl_coordinator *c, struct coord_member *member,
-                    const struct ctl_msg *msg);
-/* Takes up the wishes to join that came while the group was collecting. */
-void coord_rejoin(struct ctl_coordinator *c, struct coord_group *group);
-void coord_joiner_gone(struct ctl_coordinator *c, struct coord_member *member);
-void coord_joiner_reconnected(struct ctl_coordinator *c, struct coord_member *member);
-/* Joiners that are ready and the members get each other's endpoints, once. */
-void coord_introduce(struct ctl_coordinator *c, struct coord_group *group);
-bool coord_params_differ(const struct coord_group *group,
-                         const struct ctl_registration *theirs, char *text, size_t size);
-/* Whether the joiner and those that enter in the same commit reach each other. */
-bool coord_joiner_meets(const struct coord_group *group, const struct coord_slot *slot);
 /* Whether an active rank is left after all removals and losses that are known now. */
 bool coord_anybody_stays(const struct coord_group *group);
-bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot);
 
 /* coordinator_restart.c: taking over what agents report after a restart */
 uint32_t coord_next_registration(const struct ctl_coordinator *c,
