@@ -88,8 +88,8 @@ enum hdl_dtype {
 };
 
 /*
- * f16, bf16 and fp8 accumulate in f32 and are rounded once. Ranks are always combined in
- * ascending order, so the same inputs give the same bytes on every rank and in every run.
+ * f16, bf16 and fp8 accumulate in f32, rounded once. Ranks combine ascending, from 64 KiB
+ * on host by host: the same bytes on all, and in every run that has ranks placed alike.
  */
 enum hdl_redop {
     HDL_SUM = 0,

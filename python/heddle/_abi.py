@@ -82,7 +82,7 @@ class DType(enum.IntEnum):
 
 
 class RedOp(enum.IntEnum):
-    """Operator of a reduction; ranks are always combined in ascending order."""
+    """Operator of a reduction; ranks are combined in ascending order, large results between hosts host by host."""
 
     SUM = 0
     AVG = 1

@@ -189,7 +189,7 @@ class Collectives(Object):
         wait: bool = True,
         scalar: float = 1.0,
     ) -> Any:
-        """Reduces over all ranks: into `out`, else in place. The same bytes on every rank and in every run.
+        """Reduces over all ranks: into `out`, else in place. The same bytes on every rank.
 
         op: RedOp or its name. scalar: of PREMUL_SUM, this rank's factor.
         """

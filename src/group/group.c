@@ -21,6 +21,7 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
     struct base_env *env = group->engine->env;
     group->peer = base_alloc(env, group->capacity, sizeof(*group->peer));
     group->sources = base_alloc(env, group->capacity, sizeof(*group->sources));
+    group->neighbours = base_alloc(env, group->capacity, sizeof(*group->neighbours));
     group->fence = base_alloc(env, group->capacity, sizeof(*group->fence));
     group->issues = base_alloc(env, GROUP_ISSUES, sizeof(*group->issues));
     group->arrived = base_alloc(env, group->capacity, sizeof(struct group_reach *));
@@ -28,8 +29,9 @@ static enum hdl_status alloc_parts(struct hdl_group *group, struct ctl_view *ctl
     group->ready_epoch = base_alloc(env, group->capacity, sizeof(*group->ready_epoch));
     group->writers = base_alloc(env, group->capacity, sizeof(*group->writers));
     struct group_view *view = NULL;
-    if (group->peer && group->sources && group->fence && group->issues &&
-        group->arrived && group->closed && group->ready_epoch && group->writers)
+    if (group->peer && group->sources && group->neighbours && group->fence &&
+        group->issues && group->arrived && group->closed && group->ready_epoch &&
+        group->writers)
         view = group_view_create(env, ctl, group->rank);
     if (!view)
         return HDL_ENOMEM;
@@ -62,6 +64,7 @@ void group_free_parts(struct hdl_group *group)
     base_free(env, group->issues);
     base_free(env, group->fence);
     base_free(env, (void *)group->sources);
+    base_free(env, group->neighbours);
     base_free(env, (void *)group->writers);
     base_free(env, group->peer);
     base_free(env, group->over_text);
@@ -391,10 +394,12 @@ void group_issue(struct hdl_group *group, struct hdl_op *op)
     uint64_t number = atomic_load_explicit(&group->next, memory_order_relaxed);
     op->number = number;
     op->published = 0;
+    op->sums = 0;
     op->pieces = 0;
     op->ready = 0;
     op->pulled = 0;
     op->wait_rank = 0;
+    op->sum_rank = 0;
     op->piece_rank = 0;
     op->ready_rank = 0;
     op->direct = false;

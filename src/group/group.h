@@ -32,6 +32,14 @@ struct group_peer {
     bool fresh;    /* installed, its stream is not open yet */
 };
 
+/* The present ranks of a rank's host, as long as the view has that many: a host adds up
+ * its inputs before they cross to others. A mapped group is one host: all zero. */
+struct group_neighbours {
+    uint32_t first; /* lowest rank, says which host it is */
+    uint32_t index; /* ranks of the host below this one */
+    uint32_t count;
+};
+
 /*
  * How collectives of a group move: mapped or messaged. Functions run under the engine's
  * lock except sample, and wait for nothing.
@@ -136,7 +144,10 @@ struct hdl_group {
     uint32_t late_probes;
     uint32_t ahead;      /* chunks of large operations published before they are pulled */
     size_t stream_bytes; /* outputs from here on are written past the cache */
-    const void **sources; /* [capacity], for reductions */
+    const void **sources;                /* [capacity], for reductions */
+    struct group_neighbours *neighbours; /* [capacity] */
+    uint32_t num_hosts;                  /* 0 if mapped */
+    bool adds_up; /* there are several hosts, one of them with several ranks */
 
     struct base_list node; /* in the engine's list */
     struct base_list receives, unexpected;

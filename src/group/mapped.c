@@ -477,19 +477,6 @@ const struct group_path group_path_mapped = {
 
 /* --------------------------------------------------------- shared by the algorithms */
 
-size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
-                      const void *own, const void **sources)
-{
-    size_t n = 0;
-    bool scaled = op->desc.redop == HDL_PREMUL_SUM;
-    for (uint32_t r = 0; r < op->group->capacity; r++)
-        if (mapped_takes_part(op, r, chunk))
-            sources[n++] = r == op->group->rank && !scaled
-                               ? own
-                               : mapped_input(op, r, chunk) + offset;
-    return n;
-}
-
 void mapped_plan_blocks(struct hdl_op *op, size_t blocks, size_t count)
 {
     /* Without divisions what fits into any slot. */

@@ -54,15 +54,24 @@ static inline size_t mapped_range(const struct hdl_op *op, uint64_t chunk, size_
     return count - first < op->chunk_elems ? count - first : op->chunk_elems;
 }
 
-/* The inputs of all ranks of the chunk from byte `offset` on, ascending; returns how
- * many. The own one lies at `own` in the user's memory: it is intact until this chunk is
- * written, and the slot may be out of the cache. */
-size_t mapped_sources(const struct hdl_op *op, uint64_t chunk, size_t offset,
-                      const void *own, const void **sources);
-
-/* Elements of the chunk that a rank reduces for all; 0 if it takes no part. */
-size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk,
-                    size_t *begin);
+/* Reduces n elements of all ranks' payloads from `begin` on into dst; with
+ * op->use_pieces they lie in the own share, and a host's sum stands for its inputs. The
+ * own input lies at `own` in the user's memory: it is intact until this chunk is written,
+ * and the slot may be out of the cache. */
+void mapped_reduce(const struct hdl_op *op, uint64_t chunk, size_t begin, const void *own,
+                   void *dst, size_t n, bool stream);
+/* Do hosts add up their inputs before they cross to other hosts? */
+bool mapped_adds_up(const struct hdl_op *op);
+/* With op->use_pieces: does what `rank` gives to other hosts lie in its piece area, as
+ * the sum of its host's inputs? */
+bool mapped_gives_sums(const struct hdl_op *op, uint32_t rank);
+/* Does it give anything for the share of `reader`, who is on another host? */
+bool mapped_gives(const struct hdl_op *op, uint32_t rank, uint32_t reader,
+                  uint64_t chunk);
+/* Is the rank on this host? */
+bool mapped_here(const struct hdl_op *op, uint32_t rank);
+/* Adds up what this rank gives, if that is sums. */
+void mapped_add_up(struct hdl_op *op, uint64_t chunk);
 
 /* Sets chunk_elems, chunk_bytes and num_chunks: `blocks` blocks of `count` elements, so
  * that one chunk's share of all blocks fits into a slot. */

@@ -20,9 +20,14 @@
  * memory of its own host.
  *
  * Large reductions among many ranks go by pieces: a rank gets of every input only its
- * share, reduces that, and sends it to all; it is ready when it has all pieces. Pieces
- * are used under the view in which the operation began, by all or by nobody: operations
- * that any rank may have begun before the last commit send whole inputs (again).
+ * share, of another host's mostly as their sum, reduces that, and sends it to all; it is
+ * ready when it has all pieces. Pieces are used under the view in which the operation
+ * began, by all or by nobody: operations that any rank may have begun before the last
+ * commit send whole inputs (again).
+ *
+ *      published --> sums pushed --> piece made, pushed --> all pieces here: ready
+ *        inputs of     sums of          all_reduce,
+ *        this host     other hosts      reduce
  */
 
 static bool peer_done(struct hdl_group *group, uint32_t rank, uint64_t x)
@@ -54,16 +59,29 @@ static bool slot_free(struct hdl_group *group, uint32_t slot, uint64_t x)
 static bool may_use_pieces(const struct hdl_op *op)
 {
     const struct group_view *view = op->group->seen;
-    return op->algorithm->make_piece && !op->inlined && op->number >= view->ctl->begun &&
+    if (!op->algorithm->share || (!op->algorithm->make_piece && !mapped_adds_up(op)))
+        return false;
+    return !op->inlined && op->number >= view->ctl->begun &&
            op->number > view->reports_until &&
            GROUP_X(op->number, 0) >= view->steady_from;
 }
 
 static enum messaged_what input_kind(const struct hdl_op *op)
 {
-    if (!op->algorithm->make_piece || op->inlined)
+    if (!op->algorithm->share || op->inlined)
         return MESSAGED_INPUT;
     return op->use_pieces ? MESSAGED_PART : MESSAGED_FULL;
+}
+
+/* What others need of a chunk at once; shares follow when they are added up. */
+static void enqueue_input(struct hdl_group *group, struct hdl_op *op, uint64_t chunk,
+                          size_t bytes)
+{
+    enum messaged_what what = input_kind(op);
+    if (chunk == 0 && what != MESSAGED_INPUT)
+        messaged_enqueue(group, op, chunk, MESSAGED_HEAD, 0);
+    if (what != MESSAGED_PART)
+        messaged_enqueue(group, op, chunk, what, bytes);
 }
 
 static bool publish(struct hdl_group *group)
@@ -79,10 +97,9 @@ static bool publish(struct hdl_group *group)
     if (chunk == 0)
         op->use_pieces = may_use_pieces(op);
     size_t bytes = mapped_publish(group, op, chunk);
-    uint64_t x = GROUP_X(op->number, chunk);
-    atomic_store_explicit(&group->slots[index].part, x, memory_order_release);
-    atomic_store_explicit(&group->slots[index].full, x, memory_order_release);
-    messaged_enqueue(group, op, chunk, input_kind(op), bytes);
+    atomic_store_explicit(&group->slots[index].full, GROUP_X(op->number, chunk),
+                          memory_order_release);
+    enqueue_input(group, op, chunk, bytes);
     return true;
 }
 
@@ -96,34 +113,79 @@ static enum group_needs needs_of(const struct hdl_op *op, uint64_t chunk)
     return mapped_needs(op, chunk);
 }
 
-/* Has the rank's input of the chunk come, in the form that this operation uses? */
-static bool input_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+static const struct group_slot *slot_of(const struct hdl_op *op, uint32_t rank,
+                                        uint64_t chunk)
 {
-    enum messaged_what what = input_kind(op);
-    if ((chunk == 0 || what == MESSAGED_INPUT) && !mapped_look(op, rank, chunk))
-        return false;
-    if (what == MESSAGED_INPUT ||
-        (what == MESSAGED_FULL && mapped_needs(op, 1) != GROUP_NEEDS_ALL))
-        return true;
-    const struct group_slot *slot =
-        &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
-    const _Atomic uint64_t *word = what == MESSAGED_PART ? &slot->part : &slot->full;
-    /* Calls that differ end at the descriptors; there may be no such payload. */
+    return &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
+}
+
+/* Calls that differ end at the descriptors; there may be no such payload. */
+static bool raised(const struct hdl_op *op, const _Atomic uint64_t *word, uint64_t chunk)
+{
     return op->mismatch ||
            atomic_load_explicit(word, memory_order_acquire) >= GROUP_X(op->number, chunk);
 }
 
+/* Has the rank's whole input of the chunk of a reduction come? Chunks behind the first
+ * are not looked at, since who knows already that calls differ goes on. */
+static bool full_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    return (chunk > 0 || mapped_look(op, rank, chunk)) &&
+           raised(op, &slot_of(op, rank, chunk)->full, chunk);
+}
+
+/* Has what this rank needs of the rank's input of the chunk come? */
+static bool input_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    if (input_kind(op) == MESSAGED_INPUT)
+        return mapped_look(op, rank, chunk);
+    if (mapped_needs(op, 1) == GROUP_NEEDS_ALL)
+        return full_here(op, rank, chunk);
+    return chunk > 0 || mapped_look(op, rank, chunk);
+}
+
+/* What a rank of this host adds up for others. */
+static bool addend_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    return !mapped_here(op, rank) || full_here(op, rank, chunk);
+}
+
+/* What the rank gives for the own share. */
+static bool part_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
+{
+    if (mapped_here(op, rank))
+        return full_here(op, rank, chunk);
+    return !mapped_gives(op, rank, op->group->rank, chunk) ||
+           raised(op, &slot_of(op, rank, chunk)->part, chunk);
+}
+
 static bool piece_here(struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
-    const struct group_slot *slot =
-        &op->group->peer[rank].slots[group_slot_of(op->group, op->number, chunk)];
-    return op->mismatch || atomic_load_explicit(&slot->piece, memory_order_acquire) >=
-                               GROUP_X(op->number, chunk);
+    size_t begin;
+    return op->algorithm->share(op, rank, chunk, &begin) == 0 ||
+           raised(op, &slot_of(op, rank, chunk)->piece, chunk);
+}
+
+/* Everything for the own share; before, all descriptors: where calls differ parts may be
+ * missing. */
+static bool parts_here(struct hdl_op *op, uint64_t chunk, uint32_t *rank)
+{
+    size_t begin;
+    uint32_t first = 0;
+    if (!op->verified && !mapped_all(op, 0, &first, mapped_look))
+        return false;
+    op->verified = true;
+    return op->sums > chunk &&
+           (op->mismatch ||
+            op->algorithm->share(op, op->group->rank, chunk, &begin) == 0 ||
+            mapped_all(op, chunk, rank, part_here));
 }
 
 /* Everything that this rank needs for the chunk. */
 static bool arrived(struct hdl_op *op, uint64_t chunk)
 {
+    if (op->use_pieces && !op->algorithm->make_piece)
+        return parts_here(op, chunk, &op->ready_rank);
     if (op->use_pieces) {
         bool reads = mapped_needs(op, 1) == GROUP_NEEDS_ALL;
         return op->pieces > chunk &&
@@ -141,16 +203,36 @@ static bool arrived(struct hdl_op *op, uint64_t chunk)
     return mapped_all(op, chunk, &op->ready_rank, input_here);
 }
 
+/* Adds up what other hosts get of the next chunk. */
+static bool add_up(struct hdl_group *group)
+{
+    struct hdl_op *op = messaged_of(group)->readying;
+    while (op && op->use_pieces && op->sums == op->num_chunks)
+        op = group_next_open(group, op);
+    if (!op || !op->use_pieces || op->sums == op->published ||
+        (mapped_gives_sums(op, group->rank) &&
+         !mapped_all(op, op->sums, &op->sum_rank, addend_here)))
+        return false;
+    uint64_t chunk = op->sums++;
+    op->sum_rank = 0;
+    if (op->mismatch)
+        return true;
+    mapped_add_up(op, chunk);
+    messaged_enqueue(group, op, chunk, MESSAGED_PART, op->chunk_bytes);
+    return true;
+}
+
 /* Reduces this rank's share of the next chunk. */
 static bool make_piece(struct hdl_group *group)
 {
     struct hdl_op *op = messaged_of(group)->readying;
-    if (!op || !op->use_pieces || op->pieces == op->published ||
-        !mapped_all(op, op->pieces, &op->piece_rank, input_here))
+    size_t begin;
+    if (!op || !op->use_pieces || !op->algorithm->make_piece ||
+        op->pieces == op->published || !parts_here(op, op->pieces, &op->piece_rank))
         return false;
     uint64_t chunk = op->pieces++;
     op->piece_rank = 0;
-    if (op->mismatch)
+    if (op->mismatch || op->algorithm->share(op, group->rank, chunk, &begin) == 0)
         return true;
     op->algorithm->make_piece(op, chunk);
     struct group_slot *slot = &group->slots[group_slot_of(group, op->number, chunk)];
@@ -270,6 +352,7 @@ static bool messaged_progress(struct hdl_group *group)
     for (;;) {
         bool step = end_broken(group);
         step |= publish(group);
+        step |= add_up(group);
         step |= make_piece(group);
         step |= raise_ready(group);
         step |= messaged_push(group);
@@ -322,6 +405,7 @@ static void fall_back(struct hdl_group *group, uint64_t x)
             op->direct = true;
         op->use_pieces = false;
         op->wait_rank = 0;
+        op->sum_rank = 0;
         op->piece_rank = 0;
         op->ready_rank = 0;
         if (!m->readying && (op->unsized || op->ready < op->num_chunks))
@@ -337,7 +421,7 @@ static void push_again(struct hdl_group *group)
     {
         struct hdl_op *op = base_container_of(node, struct hdl_op, node);
         for (uint64_t chunk = op->pulled; chunk < op->published; chunk++)
-            messaged_enqueue(group, op, chunk, input_kind(op), op->chunk_bytes);
+            enqueue_input(group, op, chunk, op->chunk_bytes);
     }
 }
 

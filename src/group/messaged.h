@@ -35,10 +35,16 @@ size_t group_messaged_bytes(uint32_t capacity, uint32_t window_chunks,
 
 enum messaged_what {
     MESSAGED_INPUT, /* raises seq */
-    MESSAGED_PART,  /* input of a reduction by pieces: only shares; raises part */
-    MESSAGED_FULL,  /* input of a reduction that had begun by pieces; raises full */
+    /* Reductions that may go by pieces: chunk 0's header comes first. */
+    MESSAGED_HEAD,  /* raises seq */
+    MESSAGED_PART,  /* shares of the input, or of the sum of this host; raises part */
+    MESSAGED_FULL,  /* the whole input: not by pieces, or no more; raises full */
     MESSAGED_PIECE, /* what this rank reduced; raises piece */
 };
+
+/* Of the ring, for each slot: a chunk is published if less than 2 are queued (and may add
+ * one more); its shares and its piece follow without asking. */
+enum { MESSAGED_ENTRIES = 5 };
 
 /* A chunk that was published here and must be pushed to the receivers. */
 struct messaged_entry {
@@ -62,8 +68,7 @@ struct messaged_target {
     uint32_t num_ranks;
     int32_t receiver; /* of this rank's slots there; -1 = nobody is left */
     struct hdl_peer_window *remote;
-    uint64_t pushed;  /* entries */
-    bool head_pushed; /* of entry `pushed` */
+    uint64_t pushed; /* entries */
     uint64_t ready_told, done_told;
     uint64_t *tickets; /* [W] last put from each slot */
 };
@@ -76,7 +81,7 @@ struct messaged {
         *host; /* [capacity] number of its host in `targets`, UINT32_MAX = own host */
     const struct group_head *
         *heads; /* [capacity] where done and ready of a rank are read */
-    struct messaged_entry *entries; /* [4 * W] ring, by number of publication */
+    struct messaged_entry *entries; /* [MESSAGED_ENTRIES * W] ring, by number */
     uint64_t published;             /* entries so far */
     struct hdl_op *readying;        /* first operation with chunks not ready here */
     uint64_t unsaid_done; /* chunks done since the last word about it; W = say now */

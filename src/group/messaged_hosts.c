@@ -111,6 +111,31 @@ static void sort_ranks(struct hdl_group *group)
     }
 }
 
+/* All ranks find the same, so only present ones count: of others they may know of
+ * different views. */
+static void count_neighbours(struct hdl_group *group)
+{
+    const struct messaged *m = messaged_of(group);
+    struct group_neighbours *neighbours = group->neighbours;
+    group->num_hosts = 0;
+    group->adds_up = false;
+    memset(neighbours, 0, group->capacity * sizeof(*neighbours));
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        if (!group_view_present(group->seen, r) || neighbours[r].count > 0)
+            continue;
+        uint32_t count = 0;
+        for (uint32_t i = r; i < group->capacity; i++)
+            if (m->host[i] == m->host[r] && group_view_present(group->seen, i))
+                neighbours[i] = (struct group_neighbours){.first = r, .index = count++};
+        for (uint32_t i = r; i < group->capacity; i++)
+            if (m->host[i] == m->host[r] && group_view_present(group->seen, i))
+                neighbours[i].count = count;
+        group->num_hosts++;
+        group->adds_up |= count > 1;
+    }
+    group->adds_up &= group->num_hosts > 1;
+}
+
 static bool alloc_targets(struct hdl_group *group, struct messaged *m)
 {
     struct base_env *env = group->engine->env;
@@ -120,7 +145,7 @@ static bool alloc_targets(struct hdl_group *group, struct messaged *m)
     m->heads = base_alloc(env, capacity, sizeof(*m->heads));
     m->own_host = base_alloc(env, capacity, sizeof(*m->own_host));
     m->link_down = base_alloc(env, capacity, sizeof(*m->link_down));
-    m->entries = base_alloc(env, 4 * (size_t)chunks, sizeof(*m->entries));
+    m->entries = base_alloc(env, MESSAGED_ENTRIES * (size_t)chunks, sizeof(*m->entries));
     if (!m->targets || !m->host || !m->heads || !m->own_host || !m->link_down ||
         !m->entries)
         return false;
@@ -175,6 +200,9 @@ void messaged_hosts_close(struct hdl_group *group)
     base_free(env, m->entries);
     base_free(env, m);
     group->path_state = NULL;
+    group->num_hosts = 0;
+    group->adds_up = false;
+    memset(group->neighbours, 0, group->capacity * sizeof(*group->neighbours));
 }
 
 struct group_head *messaged_mirror_head(struct hdl_group *group, uint32_t rank)
@@ -238,7 +266,6 @@ static void set_target(struct hdl_group *group, struct messaged_target *target)
     target->receiver = receiver;
     target->remote = remote;
     /* The new one has nothing of what is open: it is queued again. */
-    target->head_pushed = false;
     target->ready_told = 0;
     target->done_told = 0;
     memset(target->tickets, 0, group->shape.window_chunks * sizeof(uint64_t));
@@ -286,6 +313,7 @@ void messaged_hosts_adopt(struct hdl_group *group)
     struct messaged *m = messaged_of(group);
     const struct group_view *view = group->seen;
     sort_ranks(group);
+    count_neighbours(group);
     for (uint32_t r = 0; r < group->capacity; r++)
         if (m->host[r] != NO_HOST)
             set_source(group, r);

@@ -16,14 +16,16 @@
  *   others:   [payload, raises seq]
  *
  * Both in one message if they are small. A header goes as a small message, which a
- * payload's signal never overtakes. net_put may have no room: then the cursor stays where
- * it is.
+ * payload's signal never overtakes. Reductions of shares send the header of chunk 0 on
+ * its own, then what raises words of its own. net_put may have no room: then the cursor
+ * stays where it is.
  */
 
 static struct messaged_entry *entry_at(const struct hdl_group *group, uint64_t position)
 {
     return &messaged_of(group)
-                ->entries[position % (4 * (uint64_t)group->shape.window_chunks)];
+                ->entries[position %
+                          (MESSAGED_ENTRIES * (uint64_t)group->shape.window_chunks)];
 }
 
 /* Payloads made of one block for each rank: where they lie, how long the longest is. */
@@ -74,10 +76,8 @@ void messaged_enqueue(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
 void messaged_requeue(struct hdl_group *group)
 {
     struct messaged *m = messaged_of(group);
-    for (uint32_t t = 0; t < m->num_targets; t++) {
+    for (uint32_t t = 0; t < m->num_targets; t++)
         m->targets[t].pushed = m->published;
-        m->targets[t].head_pushed = false;
-    }
 }
 
 /* The cursors of all targets must stay within the ring. */
@@ -91,28 +91,6 @@ bool messaged_room(const struct hdl_group *group)
     return true;
 }
 
-/* Does anybody on the target's host wait for this rank's chunk? For the first all do. */
-static bool is_waited_for(const struct hdl_group *group,
-                          const struct messaged_target *target,
-                          const struct messaged_entry *entry)
-{
-    const struct messaged *m = messaged_of(group);
-    if (entry->what == MESSAGED_PART)
-        return true;
-    switch (entry->desc.kind) {
-    case GROUP_GATHER:
-    case GROUP_GATHERV:
-    case GROUP_REDUCE:
-        return m->host[entry->desc.root] == (uint32_t)(target - m->targets);
-    case GROUP_BROADCAST:
-    case GROUP_SCATTER:
-    case GROUP_SCATTERV:
-        return entry->desc.root == (int32_t)group->rank;
-    default:
-        return true;
-    }
-}
-
 static size_t slot_offset(const struct hdl_group *group, uint32_t slot)
 {
     return messaged_mirror_offset(group) + messaged_of(group)->shape.slots +
@@ -122,30 +100,31 @@ static size_t slot_offset(const struct hdl_group *group, uint32_t slot)
 /* The header behind seq: hash, inline payload, descriptor. */
 static enum hdl_status push_header(struct hdl_group *group,
                                    struct messaged_target *target,
-                                   const struct messaged_entry *entry, bool signal)
+                                   const struct messaged_entry *entry)
 {
     size_t at = slot_offset(group, entry->slot);
     size_t begin = offsetof(struct group_slot, done);
     size_t end = offsetof(struct group_slot, reserved1);
     return net_put(target->remote, at + begin,
                    (const char *)&group->slots[entry->slot] + begin, end - begin,
-                   signal ? at + offsetof(struct group_slot, seq) : NET_NO_SIGNAL,
-                   entry->x, HDL_SIGNAL_SET);
+                   at + offsetof(struct group_slot, seq), entry->x, HDL_SIGNAL_SET);
 }
 
-/* Bytes of the chunk that the ranks of the target's host reduce. */
-static void shares_of(const struct messaged_target *target,
+/* Bytes that this rank gives for the shares of the target's ranks. */
+static void shares_of(const struct hdl_group *group, const struct messaged_target *target,
                       const struct messaged_entry *entry, size_t *begin, size_t *end)
 {
+    const struct hdl_op *op = entry->op;
+    uint64_t chunk = GROUP_X_CHUNK(entry->x);
     *begin = SIZE_MAX;
     *end = 0;
     for (uint32_t i = 0; i < target->num_ranks; i++) {
-        size_t at,
-            n = mapped_share(entry->op, target->ranks[i], GROUP_X_CHUNK(entry->x), &at);
-        if (n == 0)
+        uint32_t reader = target->ranks[i];
+        size_t at, n = op->algorithm->share(op, reader, chunk, &at);
+        if (n == 0 || !mapped_gives(op, group->rank, reader, chunk))
             continue;
-        *begin = base_min_size(*begin, at * entry->op->elem);
-        *end = base_max_size(*end, (at + n) * entry->op->elem);
+        *begin = base_min_size(*begin, at * op->elem);
+        *end = base_max_size(*end, (at + n) * op->elem);
     }
     if (*end == 0)
         *begin = 0;
@@ -160,17 +139,41 @@ static size_t payload_range(const struct hdl_group *group,
     size_t end = entry->payload;
     *begin = 0;
     if (entry->what == MESSAGED_PIECE) {
-        size_t n = mapped_share(entry->op, group->rank, GROUP_X_CHUNK(entry->x), begin);
+        size_t n = entry->op->algorithm->share(entry->op, group->rank,
+                                               GROUP_X_CHUNK(entry->x), begin);
         *begin *= entry->op->elem;
         return n * entry->op->elem;
     }
     if (entry->what == MESSAGED_PART) {
-        shares_of(target, entry, begin, &end);
+        shares_of(group, target, entry, begin, &end);
     } else if (entry->stride) {
         *begin = target->low * entry->stride;
         end = target->high * entry->stride + entry->used;
     }
     return base_min_size(end, group->shape.chunk_bytes) - *begin;
+}
+
+/* Does anybody on the target's host wait for this rank's chunk? For the first all do. */
+static bool is_waited_for(const struct hdl_group *group,
+                          const struct messaged_target *target,
+                          const struct messaged_entry *entry)
+{
+    const struct messaged *m = messaged_of(group);
+    size_t begin;
+    if (entry->what == MESSAGED_PART)
+        return payload_range(group, target, entry, &begin) > 0;
+    switch (entry->desc.kind) {
+    case GROUP_GATHER:
+    case GROUP_GATHERV:
+    case GROUP_REDUCE:
+        return m->host[entry->desc.root] == (uint32_t)(target - m->targets);
+    case GROUP_BROADCAST:
+    case GROUP_SCATTER:
+    case GROUP_SCATTERV:
+        return entry->desc.root == (int32_t)group->rank;
+    default:
+        return true;
+    }
 }
 
 static size_t raised_word(const struct messaged_entry *entry)
@@ -183,6 +186,7 @@ static size_t raised_word(const struct messaged_entry *entry)
     case MESSAGED_PIECE:
         return offsetof(struct group_slot, piece);
     case MESSAGED_INPUT:
+    case MESSAGED_HEAD:
         break;
     }
     return offsetof(struct group_slot, seq);
@@ -194,7 +198,9 @@ static enum hdl_status push_payload(struct hdl_group *group,
                                     const struct messaged_entry *entry, bool headed)
 {
     const struct messaged_shape *shape = &messaged_of(group)->shape;
-    bool piece = entry->what == MESSAGED_PIECE;
+    bool piece =
+        entry->what == MESSAGED_PIECE ||
+        (entry->what == MESSAGED_PART && mapped_gives_sums(entry->op, group->rank));
     size_t begin, bytes = payload_range(group, target, entry, &begin);
     size_t in_slot = entry->slot * group->shape.chunk_bytes + begin;
     size_t header = offsetof(struct group_slot, done);
@@ -218,26 +224,20 @@ static enum hdl_status push_entry(struct hdl_group *group, struct messaged_targe
                                   const struct messaged_entry *entry)
 {
     const struct group_slot *slot = &group->slots[entry->slot];
-    bool first = GROUP_X_CHUNK(entry->x) == 0 && entry->what != MESSAGED_PIECE;
-    bool plain = entry->what == MESSAGED_INPUT;
+    bool plain = entry->what == MESSAGED_INPUT, head = entry->what == MESSAGED_HEAD;
+    bool first = GROUP_X_CHUNK(entry->x) == 0 && (plain || head);
     /* Superseded, or of an operation that ended early: then its descriptor is all that
      * somebody may still lack. */
     bool over = entry->x <= group->done;
     if (atomic_load_explicit(&slot->seq, memory_order_relaxed) != entry->x ||
-        (over && (!first || target->head_pushed)))
+        (over && !first))
         return HDL_OK;
-    bool waited_for = !over && is_waited_for(group, target, entry);
+    bool waited_for = !head && !over && is_waited_for(group, target, entry);
     if (!first && !waited_for)
         return HDL_OK;
     if (!waited_for || (plain && (entry->payload == 0 || entry->inlined)))
-        return push_header(group, target, entry, true);
-    if (first && !plain && !target->head_pushed) {
-        enum hdl_status status = push_header(group, target, entry, true);
-        if (status != HDL_OK)
-            return status;
-        target->head_pushed = true;
-    }
-    return push_payload(group, target, entry, first && plain);
+        return push_header(group, target, entry);
+    return push_payload(group, target, entry, first);
 }
 
 /* The newest `ready`, with `done` before it. */
@@ -279,7 +279,6 @@ static bool push_target(struct hdl_group *group, struct messaged_target *target,
         if (!settled(group, push_entry(group, target, entry_at(group, target->pushed))))
             return moved;
         target->pushed++;
-        target->head_pushed = false;
         moved = true;
     }
     uint64_t word = atomic_load_explicit(&group->head->ready, memory_order_relaxed);

@@ -58,6 +58,10 @@ struct group_algorithm {
     size_t (*publish)(struct hdl_op *op, uint64_t chunk, unsigned char *payload);
     /* For chunks above 0: chunk 0 compares descriptors with everybody. NULL = all. */
     enum group_needs (*needs)(const struct hdl_op *op);
+    /* Reductions, optional: the elements of a chunk's payload that a rank reduces, 0 if
+     * it takes no part. Shares of a host's ranks lie together, those of others apart. */
+    size_t (*share)(const struct hdl_op *op, uint32_t rank, uint64_t chunk,
+                    size_t *begin);
     /* Optional: reduces this rank's share of the chunk for the others. */
     void (*make_piece)(struct hdl_op *op, uint64_t chunk);
     /* All input that the view gives for the chunk is there (with op->use_pieces: all
@@ -88,8 +92,8 @@ struct hdl_op {
     bool stream;        /* output is larger than the cache: write past it */
     bool verified;      /* descriptors of all ranks are equal */
     bool mismatch;      /* found while looking at chunk 0 */
-    bool use_pieces;
-    bool unsized; /* num_chunks becomes known with chunk 0 */
+    bool use_pieces;    /* a rank gets of the inputs only its share */
+    bool unsized;       /* num_chunks becomes known with chunk 0 */
 
     uint64_t number; /* op number; send and receive: 0 */
     struct group_desc desc;
@@ -108,11 +112,13 @@ struct hdl_op {
     size_t place;       /* in a slot, where payloads begin */
     uint64_t num_chunks;
     uint64_t published; /* chunks */
+    uint64_t sums; /* messaged: chunks of whose inputs the other hosts got their shares */
     uint64_t pieces;
     uint64_t ready; /* messaged: chunks of which this rank has everything */
     uint64_t pulled;
     uint32_t ahead;      /* chunks that may be published and not pulled */
     uint32_t wait_rank;  /* ranks below it have arrived, for chunk `pulled` */
+    uint32_t sum_rank;   /* the same for chunk `sums` */
     uint32_t piece_rank; /* the same for chunk `pieces` */
     uint32_t ready_rank; /* the same for chunk `ready` */
 

@@ -172,6 +172,11 @@ bool group_reduce_supported(enum hdl_dtype dtype, enum hdl_redop redop)
     return true;
 }
 
+bool group_reduce_splits(enum hdl_dtype dtype, enum hdl_redop redop)
+{
+    return !is_narrow_float(dtype) || redop == HDL_MIN || redop == HDL_MAX;
+}
+
 static void load_narrow(const struct reduce_ops *ops, enum hdl_dtype dtype, float *acc,
                         const void *src, size_t n)
 {
@@ -264,14 +269,25 @@ static void divide_integers(enum hdl_dtype dtype, void *acc, size_t n, size_t di
 #undef DIVIDE
 }
 
-static void divide(const struct job *job, void *acc, size_t count)
+/* The type whose elements those of a complex type are. */
+static enum hdl_dtype real_type(enum hdl_dtype dtype)
 {
-    if (job->dtype == HDL_F32)
-        job->ops->divide_f32(acc, count, job->n);
-    else if (job->dtype == HDL_F64)
-        job->ops->divide_f64(acc, count, job->n);
+    if (dtype == HDL_C64)
+        return HDL_F32;
+    return dtype == HDL_C128 ? HDL_F64 : dtype;
+}
+
+void group_divide(void *dst, size_t count, enum hdl_dtype dtype, size_t n)
+{
+    if (is_complex(dtype))
+        count *= 2;
+    dtype = real_type(dtype);
+    if (dtype == HDL_F32)
+        variant()->divide_f32(dst, count, n);
+    else if (dtype == HDL_F64)
+        variant()->divide_f64(dst, count, n);
     else
-        divide_integers(job->dtype, acc, count, job->n);
+        divide_integers(dtype, dst, count, n);
 }
 
 static void reduce_native_block(const struct job *job, char *dst, const void *const *srcs,
@@ -290,7 +306,7 @@ static void reduce_native_block(const struct job *job, char *dst, const void *co
     if (job->average) {
         if (acc != block)
             memcpy(block, acc, count * job->width);
-        divide(job, block, count);
+        group_divide(block, count, job->dtype, job->n);
         acc = block;
     }
     if (job->stream)
@@ -303,12 +319,11 @@ void group_reduce(void *dst, const void *const *srcs, size_t n, size_t count,
                   enum hdl_dtype dtype, enum hdl_redop redop, bool stream)
 {
     bool narrow = is_narrow_float(dtype);
-    struct job job = {.ops = variant(), .dtype = dtype, .n = n, .stream = stream};
+    struct job job = {
+        .ops = variant(), .dtype = real_type(dtype), .n = n, .stream = stream};
 
-    if (is_complex(dtype)) {
-        job.dtype = dtype == HDL_C64 ? HDL_F32 : HDL_F64;
+    if (is_complex(dtype))
         count *= 2;
-    }
     job.width = base_dtype_size(job.dtype);
     job.average = redop == HDL_AVG && n > 1;
     if (redop == HDL_AVG || redop == HDL_PREMUL_SUM)

@@ -24,6 +24,13 @@ bool group_reduce_supported(enum hdl_dtype dtype, enum hdl_redop redop);
 void group_reduce(void *dst, const void *const *srcs, size_t n, size_t count,
                   enum hdl_dtype dtype, enum hdl_redop redop, bool stream);
 
+/* Do results of parts of the inputs combine to that of all of them? Not where a sum is
+ * rounded once. */
+bool group_reduce_splits(enum hdl_dtype dtype, enum hdl_redop redop);
+
+/* What AVG does to the sum of n ranks' inputs; not for narrow types. */
+void group_divide(void *dst, size_t count, enum hdl_dtype dtype, size_t n);
+
 /* dst[i] = src[i] * scalar, in the element's type (f16, bf16 through f32). */
 void group_premultiply(void *dst, const void *src, size_t count, enum hdl_dtype dtype,
                        double scalar);

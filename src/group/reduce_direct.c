@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* All-reduce and reduce from everybody's inputs: one step, each output reads all slots.
  */
+#include "base/checked.h"
 #include "group/mapped.h"
-#include "group/reduce.h"
 
 static bool writes_output(const struct hdl_op *op)
 {
@@ -32,12 +32,9 @@ static enum hdl_status pull(struct hdl_op *op, uint64_t chunk)
     size_t begin, n = mapped_range(op, chunk, op->desc.count, &begin);
     if (n == 0 || !writes_output(op))
         return HDL_OK;
-    size_t ranks = mapped_sources(op, chunk, 0, (const char *)op->src + begin * op->elem,
-                                  op->group->sources);
-    group_reduce((char *)op->dst + begin * op->elem, op->group->sources, ranks, n,
-                 (enum hdl_dtype)op->desc.dtype, (enum hdl_redop)op->desc.redop,
-                 op->stream);
-    group_count(&op->group->counters.bytes_received, n * op->elem * (ranks - 1));
+    size_t at = begin * op->elem;
+    mapped_reduce(op, chunk, 0, (const char *)op->src + at, (char *)op->dst + at, n,
+                  op->stream);
     return HDL_OK;
 }
 
@@ -61,52 +58,49 @@ const struct group_algorithm group_reduce_direct = {
 
 /* ------------------------------------------------------------------------- pieces */
 
-/*
- * Each of n ranks reduces one n-th of a chunk, then everybody copies the parts together:
- * 2 reads of the chunk instead of n. Shares are whole lines.
- */
-static size_t share(const struct hdl_op *op, size_t n, size_t index, size_t ranks,
-                    size_t *begin)
+/* Of a reduce between two hosts the other one only adds up what it gives. */
+static bool reduces(const struct hdl_op *op, uint32_t rank, uint64_t chunk)
 {
-    size_t line = 64 / op->elem;
-    size_t part = (n + ranks - 1) / ranks;
-    part = (part + line - 1) / line * line;
-    size_t first = part * index;
-    *begin = first < n ? first : n;
-    return n - *begin < part ? n - *begin : part;
+    const struct hdl_group *group = op->group;
+    return mapped_takes_part(op, rank, chunk) &&
+           (op->desc.root < 0 || group->num_hosts != 2 ||
+            group->neighbours[rank].first == group->neighbours[op->desc.root].first);
 }
 
-size_t mapped_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size_t *begin)
+/*
+ * Each of n ranks reduces one n-th of a chunk, then everybody copies the parts together:
+ * 2 reads of the chunk instead of n. Shares are whole lines, host by host.
+ */
+static size_t share(const struct hdl_op *op, uint32_t rank, uint64_t chunk, size_t *begin)
 {
+    const struct group_neighbours *neighbours = op->group->neighbours;
     size_t at, n = mapped_range(op, chunk, op->desc.count, &at);
-    size_t ranks = 0, index = 0;
+    size_t ranks = 0, index = 0, line = 64 / op->elem;
     *begin = 0;
-    if (!mapped_takes_part(op, rank, chunk))
+    if (!reduces(op, rank, chunk))
         return 0;
     for (uint32_t r = 0; r < op->group->capacity; r++) {
-        bool part = mapped_takes_part(op, r, chunk);
+        bool part = reduces(op, r, chunk);
+        uint32_t host = neighbours[r].first, own = neighbours[rank].first;
         ranks += part;
-        index += part && r < rank;
+        index += part && (host < own || (host == own && r < rank));
     }
-    return share(op, n, index, ranks, begin);
+    size_t part = (n + ranks - 1) / ranks;
+    part = (part + line - 1) / line * line;
+    *begin = base_min_size(part * index, n);
+    return base_min_size(n - *begin, part);
 }
 
 static void make_piece(struct hdl_op *op, uint64_t chunk)
 {
-    struct hdl_group *group = op->group;
-    size_t at, begin, part = mapped_share(op, group->rank, chunk, &begin);
+    uint32_t rank = op->group->rank;
+    size_t at, begin, part = share(op, rank, chunk, &begin);
     (void)mapped_range(op, chunk, op->desc.count, &at);
     if (part == 0)
         return;
-    size_t bytes = part * op->elem;
-    size_t ranks =
-        mapped_sources(op, chunk, begin * op->elem,
-                       (const char *)op->src + (at + begin) * op->elem, group->sources);
-    group_reduce(mapped_piece(op, group->rank, chunk) + begin * op->elem, group->sources,
-                 ranks, part, (enum hdl_dtype)op->desc.dtype,
-                 (enum hdl_redop)op->desc.redop,
-                 group_stage_past(&op->engine->stages, op->stream, bytes));
-    group_count(&group->counters.bytes_received, bytes * (ranks - 1));
+    mapped_reduce(op, chunk, begin, (const char *)op->src + (at + begin) * op->elem,
+                  mapped_piece(op, rank, chunk) + begin * op->elem, part,
+                  group_stage_past(&op->engine->stages, op->stream, part * op->elem));
 }
 
 static enum hdl_status pull_pieces(struct hdl_op *op, uint64_t chunk)
@@ -116,13 +110,12 @@ static enum hdl_status pull_pieces(struct hdl_op *op, uint64_t chunk)
     struct hdl_group *group = op->group;
     if (!writes_output(op))
         return HDL_OK;
-    size_t at, n = mapped_range(op, chunk, op->desc.count, &at);
-    size_t ranks = mapped_sources(op, chunk, 0, NULL, group->sources), index = 0;
+    size_t at, begin;
+    (void)mapped_range(op, chunk, op->desc.count, &at);
     for (uint32_t r = 0; r < group->capacity; r++) {
-        size_t begin;
-        if (!mapped_takes_part(op, r, chunk))
+        size_t part = share(op, r, chunk, &begin);
+        if (part == 0)
             continue;
-        size_t part = share(op, n, index++, ranks, &begin);
         mapped_deliver(op, (char *)op->dst + (at + begin) * op->elem,
                        mapped_piece(op, r, chunk) + begin * op->elem, part * op->elem);
     }
@@ -135,6 +128,7 @@ const struct group_algorithm group_allreduce_pieces = {
     .plan = plan,
     .publish = publish,
     .needs = needs,
+    .share = share,
     .make_piece = make_piece,
     .pull = pull_pieces,
 };
@@ -145,6 +139,7 @@ const struct group_algorithm group_reduce_pieces = {
     .plan = plan,
     .publish = publish,
     .needs = needs,
+    .share = share,
     .make_piece = make_piece,
     .pull = pull_pieces,
 };

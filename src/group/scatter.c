@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scatter, reduce-scatter and all-to-all: a slot holds one block for each rank. */
 #include "group/mapped.h"
-#include "group/reduce.h"
 
 /*
  * Payload of a chunk: elements [c * k, (c + 1) * k) of every block, block r at r * k.
@@ -101,19 +100,24 @@ static size_t reduce_publish(struct hdl_op *op, uint64_t chunk, unsigned char *p
     return publish_blocks(op, chunk, payload, UINT32_MAX);
 }
 
+static size_t reduce_share(const struct hdl_op *op, uint32_t rank, uint64_t chunk,
+                           size_t *begin)
+{
+    size_t first;
+    *begin = rank * op->chunk_elems;
+    if (rank >= op->blocks || !mapped_takes_part(op, rank, chunk))
+        return 0;
+    return mapped_range(op, chunk, count_of(op, rank), &first);
+}
+
 static enum hdl_status reduce_pull(struct hdl_op *op, uint64_t chunk)
 {
-    struct hdl_group *group = op->group;
-    size_t begin, n = mapped_range(op, chunk, count_of(op, group->rank), &begin);
-    if (n == 0)
-        return HDL_OK;
-    size_t ranks =
-        mapped_sources(op, chunk, offset_of(op, group->rank),
-                       block_of(op, group->rank) + begin * op->elem, group->sources);
-    group_reduce((char *)op->dst + begin * op->elem, group->sources, ranks, n,
-                 (enum hdl_dtype)op->desc.dtype, (enum hdl_redop)op->desc.redop,
-                 op->stream);
-    group_count(&group->counters.bytes_received, n * op->elem * (ranks - 1));
+    uint32_t rank = op->group->rank;
+    size_t begin, n = mapped_range(op, chunk, count_of(op, rank), &begin);
+    if (n > 0)
+        mapped_reduce(op, chunk, rank * op->chunk_elems,
+                      block_of(op, rank) + begin * op->elem,
+                      (char *)op->dst + begin * op->elem, n, op->stream);
     return HDL_OK;
 }
 
@@ -122,6 +126,7 @@ const struct group_algorithm group_reduce_scatter_direct = {
     .kind = GROUP_REDUCE_SCATTER,
     .plan = plan,
     .publish = reduce_publish,
+    .share = reduce_share,
     .pull = reduce_pull,
 };
 
@@ -130,6 +135,7 @@ const struct group_algorithm group_reduce_scatterv_direct = {
     .kind = GROUP_REDUCE_SCATTERV,
     .plan = plan,
     .publish = reduce_publish,
+    .share = reduce_share,
     .pull = reduce_pull,
 };
 

@@ -93,8 +93,8 @@ struct group_slot {
     uint64_t reserved1[2];
     /* line 2 */
     _Atomic uint64_t piece; /* x whose piece is complete */
-    /* Messaged reductions: x whose input is here in the shares of the ranks of this host,
-     * or as a whole. */
+    /* Messaged reductions: x of which this host has what the rank gives for its shares,
+     * or the whole input. */
     _Atomic uint64_t part;
     _Atomic uint64_t full;
     uint64_t reserved2[13];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Ranks of several hosts: what an operation puts on the network, counted. A payload goes
- * once to each other host that needs it, however many ranks there read it.
+ * once to each other host that needs it, however many ranks there read it; of what is
+ * reduced only a host's sum, except where that would be rounded.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -73,6 +74,21 @@ static enum hdl_status reduce_scatter(void)
     return hdl_reduce_scatter(self.group, src, dst, BYTES, HDL_U8, HDL_MAX, NULL, NULL);
 }
 
+static enum hdl_status all_reduce(void)
+{
+    return hdl_allreduce(self.group, src, dst, BYTES / 4, HDL_F32, HDL_AVG, NULL, NULL);
+}
+
+static enum hdl_status reduce(void)
+{
+    return hdl_reduce(self.group, src, dst, BYTES / 4, HDL_I32, HDL_SUM, 1, NULL, NULL);
+}
+
+static enum hdl_status all_reduce_narrow(void)
+{
+    return hdl_allreduce(self.group, src, dst, BYTES / 2, HDL_BF16, HDL_SUM, NULL, NULL);
+}
+
 int main(int argc, char **argv)
 {
     rank_join(&self);
@@ -89,7 +105,11 @@ int main(int argc, char **argv)
         check("all_to_all", all_to_all, ranks * others * each * BYTES);
         check("gather", gather, others * each * BYTES);
         check("scatter", scatter, others * each * BYTES);
-        check("reduce_scatter", reduce_scatter, ranks * others * each * BYTES);
+        check("reduce_scatter", reduce_scatter, ranks * others * BYTES);
+        check("all_reduce", all_reduce, 2 * others * BYTES);
+        check("reduce", reduce,
+              others * BYTES + (hosts > 2 ? others * BYTES / hosts : 0));
+        check("all_reduce of bf16", all_reduce_narrow, (each + 1) * others * BYTES);
     }
     free(src);
     free(dst);
