@@ -50,9 +50,6 @@ static enum hdl_status check_context_opts(const struct hdl_context_opts *opts)
             "link_timeout_us %lld",
             (long long)opts->timeout_us, (long long)opts->dead_after_us,
             (long long)opts->grace_us, (long long)opts->link_timeout_us);
-    if (opts->dead_after_us > 0 && opts->dead_after_us < 200000)
-        return base_fail(HDL_EINVAL, "dead_after_us %lld is below 200000",
-                         (long long)opts->dead_after_us);
     if (opts->log_level < HDL_LOG_DEFAULT || opts->log_level > HDL_LOG_DEBUG)
         return base_fail(HDL_EINVAL, "log_level %d", (int)opts->log_level);
     if (opts->log_fd < 0)

@@ -77,9 +77,6 @@ static enum hdl_status fill_options(const struct base_env *env,
     if (full->dead_after_ns < DEAD_AFTER_MIN_NS)
         return base_fail(HDL_EINVAL, "dead_after is %lld us, at least 200000 are needed",
                          (long long)(full->dead_after_ns / BASE_NS_PER_US));
-    if (full->grace_ns < 0 || full->timeout_ns < 0)
-        return base_fail(HDL_EINVAL, "negative time: timeout %lld ns, grace %lld ns",
-                         (long long)full->timeout_ns, (long long)full->grace_ns);
     return HDL_OK;
 }
 

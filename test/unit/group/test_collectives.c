@@ -501,6 +501,11 @@ static void mismatched(struct harness_rank *me, void *argument)
     CHECK(hdl_allgatherv(me->group, in, big, counts, displs, HDL_I32, NULL, NULL) ==
           HDL_EINVAL);
     good_call(me);
+    size_t huge[3] = {SIZE_MAX, 1, 0};
+    CHECK(hdl_reduce_scatterv(me->group, in, out, huge, HDL_U8, HDL_SUM, NULL, NULL) ==
+          HDL_EINVAL);
+    CHECK(strstr(base_detail(), "counts overflow at rank 1"));
+    good_call(me);
 }
 
 static void test_mismatches(void **state)
