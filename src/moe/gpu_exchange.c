@@ -170,20 +170,20 @@ static const char *combine_name(const struct moe_config *c)
                                          : "moe_combine_bf16";
 }
 
-/* A kernel that may have as much shared memory as `bytes`. */
+/* A kernel that may have as much shared memory as `bytes` besides `fixed` of its own. */
 static enum hdl_status find_kernel(struct moe_gpu *g, const char *base,
-                                   const char *suffix, uint64_t bytes,
+                                   const char *suffix, uint64_t bytes, uint64_t fixed,
                                    struct gpu_function **function)
 {
     char name[64];
     (void)snprintf(name, sizeof(name), "%s%s", base, suffix);
-    if (bytes > (uint64_t)g->device.shared_bytes)
+    if (bytes + fixed > (uint64_t)g->device.shared_bytes)
         return base_fail(
             HDL_ENOTSUP,
             "%s needs %llu bytes of shared memory for max_tokens %u and %u local "
             "experts, the device has %d",
-            name, (unsigned long long)bytes, g->geo.max_tokens, g->local_experts,
-            g->device.shared_bytes);
+            name, (unsigned long long)(bytes + fixed), g->geo.max_tokens,
+            g->local_experts, g->device.shared_bytes);
     enum hdl_status s = gpu_enter(&g->device);
     if (s)
         return s;
@@ -310,10 +310,11 @@ static uint64_t most_shared(const struct moe_gpu *g, bool combine)
 static uint64_t fit_dispatch(struct moe_gpu *g)
 {
     enum { FEW_ROWS = 128 }; /* stored into other ranks, that is */
-    uint64_t room = (uint64_t)g->device.shared_bytes;
+    uint64_t room = (uint64_t)g->device.shared_bytes - MOE_GPU_DISPATCH_FIXED;
     const bool few =
         g->geo.ranks <= 2 || g->geo.max_tokens * (g->geo.ranks - 1) <= FEW_ROWS;
-    const uint64_t half = (room + 1024) / 2 - MOE_GPU_DISPATCH_FIXED;
+    const uint64_t half =
+        ((uint64_t)g->device.shared_bytes + 1024) / 2 - MOE_GPU_DISPATCH_FIXED;
     g->most_experts = g->local_experts;
     g->dispatch_stages = MOE_GPU_STAGES;
     g->dispatch_blocks = g->blocks * 2;
@@ -356,26 +357,27 @@ static enum hdl_status fit(struct moe_gpu *g)
 {
     uint64_t bytes = fit_dispatch(g);
     const bool plain = g->geo.row_protocol != MOE_GPU_LL;
-    enum hdl_status s = find_kernel(g, dispatch_name(g->config), plain ? "_plain" : "",
-                                    bytes, &g->dispatch[0]);
+    const char *name = dispatch_name(g->config);
+    enum hdl_status s = find_kernel(g, name, plain ? "_plain" : "", bytes,
+                                    MOE_GPU_DISPATCH_FIXED, &g->dispatch[0]);
     if (!s)
-        s = find_kernel(g, dispatch_name(g->config), plain ? "_plain_wide" : "_wide",
-                        bytes, &g->dispatch[1]);
+        s = find_kernel(g, name, plain ? "_plain_wide" : "_wide", bytes,
+                        MOE_GPU_DISPATCH_FIXED, &g->dispatch[1]);
     if (!s)
-        s = find_kernel(g, "moe_mask_begin", "", 0, &g->mask[0]);
+        s = find_kernel(g, "moe_mask_begin", "", 0, 0, &g->mask[0]);
     if (!s)
-        s = find_kernel(g, "moe_mask_end", "", 0, &g->mask[1]);
+        s = find_kernel(g, "moe_mask_end", "", 0, 0, &g->mask[1]);
     if (s || g->config->opaque)
         return s;
     bytes = most_shared(g, true);
-    const char *name = combine_name(g->config);
+    name = combine_name(g->config);
     const char *suffix[2] = {"", "_wide"};
     if (g->geo.give_protocol != MOE_GPU_LL)
         suffix[0] = suffix[1] = "_plain";
     else if (has_wire(g->config))
         suffix[0] = suffix[1] = "_wire";
-    s = find_kernel(g, name, suffix[0], bytes, &g->combine[0]);
-    return s ? s : find_kernel(g, name, suffix[1], bytes, &g->combine[1]);
+    s = find_kernel(g, name, suffix[0], bytes, 0, &g->combine[0]);
+    return s ? s : find_kernel(g, name, suffix[1], bytes, 0, &g->combine[1]);
 }
 
 enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *opts,

@@ -272,6 +272,27 @@ static int unlike_weights(void)
     return bad;
 }
 
+/* So many tokens and experts that they fill a block's shared memory. */
+static int full_blocks(void)
+{
+    struct gpu_case c;
+    struct gpu_world *w = calloc(1, sizeof(*w));
+    gpu_case_defaults(&c);
+    c.ranks = 2;
+    c.split = true;
+    c.tokens[0] = c.tokens[1] = 9;
+    c.opts.hidden = 16;
+    c.opts.max_tokens = 4096;
+    if (!w || !gpu_world_open(w, &c.opts, c.ranks, 1, 0) || !gpu_world_fill(w, &c) ||
+        !gpu_world_step(w, &c, 0))
+        exit(1);
+    const int bad = gpu_world_compare(w, &c, OF_BOTH);
+    gpu_world_close(w);
+    free(w);
+    printf("4096 tokens and 256 experts: %s\n", bad ? "WRONG" : "right");
+    return bad != 0;
+}
+
 /* Takes the last tag of a row away from a place in rank 0's memory, as if its source had
  * been lost before all of it came. */
 static void lose_row(struct gpu_world *w, uint32_t source, uint32_t token)
@@ -354,8 +375,8 @@ int main(int argc, char **argv)
         return 77;
     }
     if (!mode || atoi(mode) == IN_PHASES)
-        total += unlike_weights() + lost_row(HDL_MOE_LL) + lost_row(HDL_MOE_CHUNK) +
-                 lost_row(HDL_MOE_BULK);
+        total += full_blocks() + unlike_weights() + lost_row(HDL_MOE_LL) +
+                 lost_row(HDL_MOE_CHUNK) + lost_row(HDL_MOE_BULK);
     for (enum placement how = IN_PHASES; how <= APART; how++) {
         int bad = 0;
         if ((mode && atoi(mode) != (int)how) || (how == APART && gpus < 2))
