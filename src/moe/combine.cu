@@ -307,10 +307,10 @@ MOE_DEVICE expectation<APART> without(expectation<APART> x,
     return x;
 }
 
-/* Units of a contribution on another wire. */
-MOE_DEVICE uint32_t units_of_part(const moe_gpu_args &a)
+/* Units of a part, a power of two: 1, 2, or with FP8 4. */
+MOE_DEVICE uint32_t log_units(const moe_gpu_args &a)
 {
-    return (a.geo.part_elements + UNIT - 1) / UNIT;
+    return log_of((a.geo.part_elements + UNIT - 1) / UNIT);
 }
 
 /* A unit of an own token on another wire, 8 elements a lane; else as take_accesses. */
@@ -320,10 +320,10 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
                           typename place_set<APART>::type places, bool stores)
 {
     typedef element<TYPE> e;
-    const uint32_t lane = threadIdx.x & 31, number = unit / units_of_part(a);
-    const uint32_t base = (unit - number * units_of_part(a)) * UNIT, at = base + lane * 8;
+    const uint32_t lane = threadIdx.x & 31, log = log_units(a), number = unit >> log;
+    const uint32_t base = (unit - (number << log)) * UNIT, at = base + lane * 8;
     const uint32_t bytes = a.geo.give.data_bytes;
-    const wire_part p = part_of(a, number);
+    const wire_part p = part_of<TYPE>(a, number);
     if (base >= p.count)
         return true;
     const unsigned char *part = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
@@ -386,7 +386,7 @@ take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t un
 {
     constexpr give_form form = PLAIN ? PLAIN_PARTS : PARTS;
     const uint32_t accesses = a.geo.part_pairs / 2;
-    const uint32_t first = unit / units_of_part(a) * accesses;
+    const uint32_t first = (unit >> log_units(a)) * accesses;
     typename place_set<APART>::type lost = 0;
     uint32_t looks = 0;
     v.tag.kind |= APART ? TAG_APART : 0;
@@ -402,8 +402,8 @@ take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t un
     return lost;
 }
 
-/* As above, for rows of their own type. What is added
- * to the old output cannot be done again without this column's loss. */
+/* As above, for rows of their own type. What is added to the old output cannot be done
+ * again without this column's loss. */
 template <int TYPE, bool WIDE, int TAKE, bool APART>
 MOE_DEVICE typename place_set<APART>::type
 take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
@@ -433,7 +433,7 @@ take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
 /* What the warps of an own token divide among them: accesses, or units. */
 template <int TAKE> MOE_DEVICE uint32_t takes_of(const moe_gpu_args &a)
 {
-    return TAKE <= TAKE_PARTS ? a.geo.parts * units_of_part(a) : a.give_accesses;
+    return TAKE <= TAKE_PARTS ? a.geo.parts << log_units(a) : a.give_accesses;
 }
 
 /*

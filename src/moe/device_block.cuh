@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dispatch for small batches: every row crosses once as packed lines and is expanded
- * here. */
+/* A block of dispatch: its shared memory, whom it listens to, where routing entries go,
+ * what it reports as wrong. */
 #ifndef MOE_DEVICE_BLOCK_CUH
 #define MOE_DEVICE_BLOCK_CUH
 

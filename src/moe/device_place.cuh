@@ -6,35 +6,31 @@
 #include "moe/device_send.cuh"
 
 /* A header packet: marks the rows that come to this rank, keeps what the block needs;
- * true = some do. */
+ * true = some do. FEW: there is one packet for a warp at most, so it is what a step waits
+ * for, entry by entry. */
+template <bool FEW>
 MOE_DEVICE bool take_packet(const moe_gpu_args &a, uint32_t source, uint32_t token,
                             uint32_t first, uint4 v)
 {
     const uint32_t word = source * a.geo.token_words + (token >> 5),
                    bit = 1u << (token & 31);
     const uint32_t turn = __umulhi(token << 1, a.classes_magic);
-    const uint32_t n = min(4u, a.geo.top_k - first);
+    const uint32_t n = min((uint32_t)MOE_GPU_PACKET_SLOTS, a.geo.top_k - first);
+    const bool mine = token - turn * a.plan.take_classes == take_class(a);
+    uint16_t *stash = stashed(a, turn, source) + first;
     uint32_t w0 = v.x, w1 = v.y;
     bool any = false;
-#pragma unroll 1
-    for (uint32_t i = 0; i < n; i++) {
-        uint32_t slot = w0 & 0xffff, e = slot - b.map.slot_base;
+#pragma unroll FEW ? MOE_GPU_PACKET_SLOTS : 1
+    for (uint32_t i = 0; i < (FEW ? (uint32_t)MOE_GPU_PACKET_SLOTS : n); i++) {
+        const uint32_t slot = w0 & 0xffff, e = slot - b.map.slot_base;
         if (slot != MOE_GPU_NO_SLOT && e < b.map.local_experts) {
             atomicOr(&set_of(a, e)[word], bit);
             any = true;
         }
+        if (mine && i < n)
+            stash[i] = (uint16_t)slot;
         w0 = __funnelshift_r(w0, w1, 16);
         w1 >>= 16;
-    }
-    if (token - turn * a.plan.take_classes == take_class(a)) {
-        uint16_t *stash = stashed(a, turn, source) + first;
-        w0 = v.x, w1 = v.y;
-#pragma unroll 1
-        for (uint32_t i = 0; i < n; i++) {
-            stash[i] = (uint16_t)w0;
-            w0 = __funnelshift_r(w0, w1, 16);
-            w1 >>= 16;
-        }
     }
     return any;
 }
@@ -175,8 +171,8 @@ MOE_COLD void receive_signs(const moe_gpu_args &a, step_view v)
     choose_members(a, __ballot_sync(ALL_LANES, came), sign);
 }
 
-/* Takes the headers of all sources. */
-template <int IN, bool WIDE, bool PLAIN, int N>
+/* Takes the headers of all sources, N parts of a warp at once. */
+template <int IN, bool WIDE, bool PLAIN, int N, bool FEW>
 MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
 {
     const uint32_t packets = a.geo.max_tokens * a.geo.packets;
@@ -220,11 +216,11 @@ MOE_DEVICE void receive_headers(const moe_gpu_args &a, step_view v)
             if ((p[u].sign.y & SIGN_REFUSED) && p[u].number == 0 && blockIdx.x == 0 &&
                 p[u].source != a.rank)
                 report_tokens(a, p[u].source, p[u].sign.w);
-            const bool any =
-                p[u].whole && take_packet(a, p[u].source, p[u].token,
-                                          (p[u].number - p[u].token * a.geo.packets) *
-                                              MOE_GPU_PACKET_SLOTS,
-                                          p[u].packet);
+            const bool any = p[u].whole &&
+                             take_packet<FEW>(a, p[u].source, p[u].token,
+                                              (p[u].number - p[u].token * a.geo.packets) *
+                                                  MOE_GPU_PACKET_SLOTS,
+                                              p[u].packet);
             mark_tokens(a, p[u].source, p[u].token, any);
             if (waits && p[u].number == 0)
                 atomicAdd((unsigned long long *)&a.lane.counters->wait_ns[p[u].source],

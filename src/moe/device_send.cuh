@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The sending half of dispatch: headers, quantised rows, the copy engine, flags.
- */
+/* The sending half of dispatch: headers, quantised rows, the copy engine, flags. */
 #ifndef MOE_DEVICE_SEND_CUH
 #define MOE_DEVICE_SEND_CUH
 

@@ -45,15 +45,14 @@ MOE_DEVICE uint32_t part_bytes(const moe_gpu_args &a)
     return a.geo.part_pairs * MOE_GPU_PAIR;
 }
 
-MOE_DEVICE wire_part part_of(const moe_gpu_args &a, uint32_t number)
+template <int TYPE> MOE_DEVICE wire_part part_of(const moe_gpu_args &a, uint32_t number)
 {
     wire_part p;
     p.first = number * a.geo.part_elements;
     p.count = min(a.geo.part_elements, a.hidden - p.first);
     p.scale_at = (p.count + 127) & ~127u;
     p.pairs = min(a.geo.part_pairs, a.geo.give.pairs - number * a.geo.part_pairs);
-    const uint32_t size =
-        a.wire == MOE_GPU_WIRE_F32 ? 4 : a.geo.give.data_bytes / a.hidden;
+    const uint32_t size = a.wire == MOE_GPU_WIRE_F32 ? 4 : (uint32_t)element<TYPE>::BYTES;
     p.bytes =
         a.wire == MOE_GPU_WIRE_FP8 ? p.scale_at + (p.scale_at >> 5) : p.count * size;
     p.bytes = moe_gpu_round_up(p.bytes, 16);
@@ -111,8 +110,9 @@ MOE_DEVICE moe_gpu_entry entry_of(const moe_gpu_args &a, step_view v,
 MOE_DEVICE uint32_t count_entries(const moe_gpu_args &a, step_view v,
                                   const give_item &item)
 {
-    uint32_t n = 1;
-    while (n < a.geo.top_k && entry_of(a, v, item, n).row >= 0)
+    const bool ends = (threadIdx.x & 31) != 0 && item.entry.row < 0;
+    uint32_t n = min((uint32_t)__ffs(__ballot_sync(ALL_LANES, ends)) - 1, (uint32_t)WARP);
+    while (n >= WARP && n < a.geo.top_k && entry_beyond(a, v, item, n).row >= 0)
         n++;
     return n;
 }
@@ -351,18 +351,18 @@ MOE_DEVICE uint32_t give_wire_item(const moe_gpu_args &a, step_view v, uint32_t 
     tag.kind |= (dropped ? TAG_DROPPED : 0) | (apart ? TAG_APART : 0);
 #pragma unroll 1
     for (uint32_t number = first; number < a.geo.parts; number += stride) {
-        const wire_part p = part_of(a, number);
+        const wire_part p = part_of<TYPE>(a, number);
         unsigned char *at =
             (unsigned char *)a.base[to] + v.half + (uint64_t)number * part_bytes(a);
-        if (!apart)
-            give_part<TYPE, PLAIN>(a, v, item, 0, dropped ? 0 : n, form, p, tag,
-                                   at + moe_gpu_take(&a.geo, token, a.rank), ring);
 #pragma unroll 1
-        for (uint32_t i = 0; apart && i < n; i++) {
-            const uint32_t place = __float_as_uint(entry_of(a, v, item, i).weight);
-            give_part<TYPE, PLAIN>(
-                a, v, item, i, dropped ? i : i + 1, form, p, tag,
-                at + moe_gpu_take(&a.geo, token, first_apart(a, to) + place), ring);
+        for (uint32_t i = 0; i < (apart ? n : 1); i++) {
+            const uint32_t end = dropped ? i : apart ? i + 1 : n;
+            uint32_t place = a.rank;
+            if (apart)
+                place =
+                    first_apart(a, to) + __float_as_uint(entry_of(a, v, item, i).weight);
+            give_part<TYPE, PLAIN>(a, v, item, i, end, form, p, tag,
+                                   at + moe_gpu_take(&a.geo, token, place), ring);
         }
     }
     return apart ? n : 0;
@@ -396,9 +396,10 @@ MOE_DEVICE void give_wire(const moe_gpu_args &a, step_view v, uint32_t tokens)
          i += a.groups) {
         const uint32_t to = rank_after(a, i), n = __shfl_sync(ALL_LANES, tokens, to);
         uint32_t apart = 0;
-        for (uint32_t i = part;; i += warps) {
-            const uint32_t turn = i / a.geo.parts, number = i - turn * a.geo.parts,
-                           t = first + turn * a.plan.give_classes;
+        uint32_t number = part;
+        for (uint32_t t = first;; number += warps) {
+            for (; number >= a.geo.parts; number -= a.geo.parts)
+                t += a.plan.give_classes;
             if (t >= n)
                 break;
             const uint32_t went =

@@ -660,10 +660,13 @@ MOE_DEVICE void receive_all(const moe_gpu_args &a, step_view v)
             receive_signs<IN, WIDE, PLAIN>(a, v);
         __syncthreads();
     }
-    if (a.header_parts * a.geo.ranks <= WARPS) /* few instructions for few tokens */
-        receive_headers<IN, WIDE, PLAIN, 1>(a, v);
+    const uint32_t parts = a.header_parts * a.geo.ranks;
+    if (parts * 2 <= WARPS) /* few instructions for few tokens */
+        receive_headers<IN, WIDE, PLAIN, 1, true>(a, v);
+    else if (parts <= WARPS)
+        receive_headers<IN, WIDE, PLAIN, 1, false>(a, v);
     else
-        receive_headers<IN, WIDE, PLAIN, 2>(a, v);
+        receive_headers<IN, WIDE, PLAIN, 2, false>(a, v);
     trace(a, 4);
     __syncthreads();
     trace(a, 5);

@@ -27,7 +27,7 @@
  *
  * Lines are put together in shared memory and written by the bulk copy engine, so that
  * stores that wait for the link hold up no loads; a line is read by one load instruction
- * of 8 lanes. The link keeps lines whole (test/gpu/micro.cu counts torn ones). Headers
+ * of 8 lanes. The link keeps lines whole (heddle perf --micro counts torn ones). Headers
  * are small: their packets are 16 B of 4 expert slots and the tag, each complete in
  * itself. They leave before the rows do, since what comes later waits behind the rows.
  *
