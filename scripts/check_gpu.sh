@@ -15,6 +15,7 @@ timeout 600 "$build/moe_check" "$cases" "$seed"
 status=$?
 [ $status = 77 ] && exit 77
 [ $status = 0 ] || exit 1
+timeout 60 "$build/moe_values" || exit 1
 timeout 90 "$build/moe_processes"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
@@ -39,5 +40,5 @@ fi
 timeout 30 "$build/gpu_ring" && timeout 60 "$build/../../heddle" run -n 2 -- "$build/gpu_ring"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
-timeout 120 "$build/moe_perf" 0 1,8,32,128,256 || exit 1
+timeout 400 scripts/gpu_targets.py || exit 1
 timeout 120 "$build/../../heddle" perf --micro

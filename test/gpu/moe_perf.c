@@ -10,9 +10,10 @@
  * A graph of each GPU holds PAIRS times dispatch and combine. Every block notes when it
  * began and ended; a kernel's time is from its first block's begin to its last block's
  * end. The first pairs of a graph are left out: there the GPUs wait for each other's
- * launch.
+ * launch. MOE_PERF_LATE: weights come with combine alone, 1 = in one call, 2 = in two,
+ * of which both are timed as one.
  */
-enum { PAIRS = 20, SKIPPED = 3, MAX_SAMPLES = 1 << 20 };
+enum { PAIRS = 20, KERNELS = 3 /* of a pair */, SKIPPED = 3, MAX_SAMPLES = 1 << 20 };
 
 struct perf {
     struct gpu_world *w;
@@ -24,7 +25,7 @@ struct perf {
     size_t count[3];
     double phase_mean[2][MOE_GPU_TRACE_POINTS], phase_last[2][MOE_GPU_TRACE_POINTS];
     uint32_t phase_count[2][MOE_GPU_TRACE_POINTS];
-    bool only_dispatch;
+    int only_dispatch, late;
 };
 
 static const size_t trace_words = MOE_GPU_TRACE_POINTS * MOE_GPU_MAX_CTAS;
@@ -42,13 +43,27 @@ static void enter(const struct gpu_rank *r)
     must(gpu_enter(&r->gpu->device), "enter");
 }
 
+static void capture_combine(const struct perf *p, const struct gpu_rank *r,
+                            struct moe_gpu_call *call,
+                            const struct moe_gpu_result *result)
+{
+    if (p->late == 2) {
+        call->phase = MOE_GPU_SEND;
+        must(moe_gpu_combine(r->gpu, call, result), "combine");
+        call->trace += trace_words * 8;
+        call->phase = MOE_GPU_RECV;
+    }
+    must(moe_gpu_combine(r->gpu, call, result), "combine");
+}
+
 static void capture(struct perf *p, uint32_t i)
 {
     struct gpu_rank *r = &p->w->rank[i];
     const struct gpu_driver *cu = r->gpu->device.driver;
     struct gpu_graph *graph;
     enter(r);
-    must(gpu_alloc(&r->gpu->device, PAIRS * 2 * trace_words * 8, &p->trace[i]), "trace");
+    must(gpu_alloc(&r->gpu->device, PAIRS * KERNELS * trace_words * 8, &p->trace[i]),
+         "trace");
     must(gpu_check(cu->event_create(&p->begin[i], GPU_EVENT_TIMED), "event"), "event");
     must(gpu_check(cu->event_create(&p->end[i], GPU_EVENT_TIMED), "event"), "event");
     must(gpu_check(cu->capture_begin(r->stream, GPU_CAPTURE_THREAD), "capture"),
@@ -56,8 +71,8 @@ static void capture(struct perf *p, uint32_t i)
     for (int n = 0; n < PAIRS; n++) {
         struct moe_gpu_call call = {.phase = MOE_GPU_SEND | MOE_GPU_RECV,
                                     .timeout_ns = 1000000000,
-                                    .trace =
-                                        p->trace[i] + (uint64_t)n * 2 * trace_words * 8,
+                                    .trace = p->trace[i] +
+                                             (uint64_t)n * KERNELS * trace_words * 8,
                                     .stream = r->stream};
         struct moe_gpu_tokens tokens = gpu_tokens_of(r, p->c, i);
         struct moe_gpu_received received = gpu_received_of(p->w, r);
@@ -67,7 +82,7 @@ static void capture(struct perf *p, uint32_t i)
         if (p->only_dispatch)
             must(moe_gpu_dispatch(r->gpu, &call, &tokens, &received), "dispatch");
         else
-            must(moe_gpu_combine(r->gpu, &call, &result), "combine");
+            capture_combine(p, r, &call, &result);
     }
     must(gpu_check(cu->capture_end(r->stream, &graph), "capture"), "capture");
     must(gpu_check(cu->graph_instantiate(&p->exec[i], graph, 0), "graph"), "graph");
@@ -143,15 +158,17 @@ static void collect(struct perf *p, uint64_t *words)
         enter(r);
         must(gpu_check(cu->stream_sync(r->stream), "replay"), "replay");
         must(gpu_check(cu->event_elapsed(&ms, p->begin[i], p->end[i]), "time"), "time");
-        must(gpu_check(cu->copy_out(words, p->trace[i], PAIRS * 2 * trace_words * 8),
-                       "trace"),
-             "trace");
+        must(
+            gpu_check(cu->copy_out(words, p->trace[i], PAIRS * KERNELS * trace_words * 8),
+                      "trace"),
+            "trace");
         gpu_leave(&r->gpu->device);
         worst = ms > worst ? ms : worst;
         for (int n = 2 * SKIPPED; n < 2 * PAIRS; n++) {
-            const uint64_t *t = words + (size_t)n * trace_words;
+            const uint64_t *t = words + (size_t)(n / 2 * KERNELS + n % 2) * trace_words;
+            const uint32_t kernels = n % 2 && p->late == 2 ? 2 : 1;
             uint64_t first = UINT64_MAX, last = 0;
-            for (uint32_t b = 0; b < blocks; b++) {
+            for (uint32_t b = 0; b < blocks * kernels; b++) {
                 const uint64_t *at = t + b * MOE_GPU_TRACE_POINTS;
                 if (!at[0]) /* the launch had fewer blocks */
                     continue;
@@ -193,27 +210,49 @@ static double remote_rows(const struct gpu_world *w, const struct gpu_case *c)
     return n;
 }
 
+static void tell_lost(const struct gpu_world *w)
+{
+    struct moe_gpu_state state;
+    for (uint32_t i = 0; i < w->ranks; i++) {
+        must(moe_gpu_read_state(w->rank[i].gpu, 0, &state), "state");
+        for (uint32_t r = 0; r < w->ranks; r++)
+            if (state.dropped[r] || state.late[r])
+                printf("rank %u lost rank %u: step %u, dropped %u, late %u\n", i, r,
+                       state.step[0], state.dropped[r], state.late[r]);
+    }
+}
+
+/* Of an environment variable, 0 if it is not set. */
+static int number_of(const char *variable)
+{
+    const char *text = getenv(variable);
+    return text ? atoi(text) : 0;
+}
+
 static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks,
                     bool check)
 {
     struct gpu_case c;
     struct perf p = {0};
     struct gpu_world *w = calloc(1, sizeof(*w));
-    uint64_t *words = malloc(PAIRS * 2 * trace_words * 8);
+    uint64_t *words = malloc(PAIRS * KERNELS * trace_words * 8);
     gpu_case_defaults(&c);
     c.ranks = gpus;
     c.opts.max_tokens = (int32_t)tokens;
-    c.opts.combine_wire = getenv("MOE_PERF_WIRE") ? atoi(getenv("MOE_PERF_WIRE")) : 0;
-    c.opts.protocol = getenv("MOE_PERF_PROTOCOL") ? atoi(getenv("MOE_PERF_PROTOCOL")) : 0;
+    c.opts.combine_wire = (enum hdl_moe_wire)number_of("MOE_PERF_WIRE");
+    c.opts.protocol = (enum hdl_moe_protocol)number_of("MOE_PERF_PROTOCOL");
     c.seed = 2;
+    p.late = number_of("MOE_PERF_LATE");
+    c.opts.late_weights = p.late != 0;
+    c.late = p.late ? (1u << gpus) - 1 : 0;
     for (uint32_t i = 0; i < gpus; i++)
         c.tokens[i] = tokens;
     for (int k = 0; k < 3; k++)
         p.samples[k] = malloc(MAX_SAMPLES * sizeof(double));
     p.w = w;
-    w->bench = !check;
-    p.only_dispatch = getenv("MOE_PERF_DISPATCH_ONLY") != NULL;
     p.c = &c;
+    w->bench = !check;
+    p.only_dispatch = number_of("MOE_PERF_DISPATCH_ONLY");
     if (!gpu_world_open(w, &c.opts, gpus, (int)gpus, blocks) || !gpu_world_fill(w, &c))
         exit(1);
     for (int i = 0; i < 3; i++)
@@ -240,15 +279,9 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     if (getenv("MOE_PERF_PHASES"))
         print_phases(&p);
     fflush(stdout);
-    struct moe_gpu_state state;
-    for (uint32_t i = 0; i < gpus; i++) {
-        must(moe_gpu_read_state(w->rank[i].gpu, 0, &state), "state");
-        for (uint32_t r = 0; r < gpus; r++)
-            if (state.dropped[r] || state.late[r])
-                printf("rank %u lost rank %u: step %u, dropped %u, late %u\n", i, r,
-                       state.step[0], state.dropped[r], state.late[r]);
+    tell_lost(w);
+    for (uint32_t i = 0; i < gpus; i++)
         gpu_free(&w->rank[i].gpu->device, p.trace[i]);
-    }
     gpu_world_close(w);
     for (int k = 0; k < 3; k++)
         free(p.samples[k]);

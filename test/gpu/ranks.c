@@ -283,6 +283,19 @@ static bool put(const struct gpu_rank *r, enum gpu_buffer_kind kind)
                       "copy in");
 }
 
+bool gpu_world_put(const struct gpu_rank *r)
+{
+    bool ok = true;
+    if (gpu_enter(&r->gpu->device))
+        return false;
+    for (int k = 0; k < BUF_COUNT; k++)
+        ok = ok && put(r, k);
+    /* A copy out of pageable memory may still be under way when the call returns. */
+    ok = ok && !gpu_check(r->gpu->device.driver->stream_sync(NULL), "copy in");
+    gpu_leave(&r->gpu->device);
+    return ok;
+}
+
 static bool fill_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t rank)
 {
     struct gpu_rank *r = &w->rank[rank];
@@ -328,17 +341,7 @@ static bool fill_rank(struct gpu_world *w, const struct gpu_case *c, uint32_t ra
     *(uint32_t *)b[BUF_TOKENS].host = c->tokens[rank];
     for (uint32_t i = 0; i < w->ranks; i++)
         ((int32_t *)b[BUF_ACTIVE].host)[i] = !(c->masked[rank] >> i & 1);
-    if (!r->gpu)
-        return true;
-    if (gpu_enter(&r->gpu->device))
-        return false;
-    bool ok = true;
-    for (int k = 0; k < BUF_COUNT; k++)
-        ok = ok && put(r, k);
-    /* A copy out of pageable memory may still be under way when the call returns. */
-    ok = ok && !gpu_check(r->gpu->device.driver->stream_sync(NULL), "copy in");
-    gpu_leave(&r->gpu->device);
-    return ok;
+    return !r->gpu || gpu_world_put(r);
 }
 
 bool gpu_world_fill(struct gpu_world *w, const struct gpu_case *c)

@@ -102,6 +102,8 @@ void gpu_world_close(struct gpu_world *w);
 
 /* Fills the inputs of all ranks, here and on the devices, and poisons the outputs. */
 bool gpu_world_fill(struct gpu_world *w, const struct gpu_case *c);
+/* Copies what is in a rank's buffers here to its device. */
+bool gpu_world_put(const struct gpu_rank *r);
 struct moe_gpu_tokens gpu_tokens_of(const struct gpu_rank *r, const struct gpu_case *c,
                                     uint32_t rank);
 struct moe_gpu_received gpu_received_of(const struct gpu_world *w,
