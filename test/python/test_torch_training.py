@@ -55,6 +55,17 @@ def ddp(rank: int, size: int) -> list[float]:
         total = loss.detach().clone()
         dist.all_reduce(total, dist.ReduceOp.AVG)
         losses.append(total.item())
+    # Uneven inputs: who has none left stands in, and gradients are divided by the number of those who have some.
+    with wrapped.join(divide_by_initial_world_size=False):
+        for _ in range(rank + 1):
+            wrapped.zero_grad()
+            wrapped(batches(size)[rank]).square().mean().backward()
+    if rank == size - 1:
+        alone = copy.deepcopy(wrapped.module)
+        alone.zero_grad()
+        alone(batches(size)[rank]).square().mean().backward()
+        for p, q in zip(wrapped.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)

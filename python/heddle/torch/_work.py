@@ -28,9 +28,10 @@ Future: TypeAlias = "_Future[Any]"
 # These mean that ranks were lost: wait() does not raise, get_local_success() and the hint tell.
 _LOSSES = frozenset({Status.INCOMPLETE, Status.EPEER, Status.ELINK, Status.EFENCED})
 _RAISE = os.environ.get("HEDDLE_RAISE_ON_FAILURE", "") not in ("", "0")
-# C++ of torch 2.6 keeps its half of a work only: what it was given lives here until it waits, or the ring is full.
+# C++ of torch 2.6 keeps its half of a work only: what it was given lives here until the ring is full. That of newer
+# ones does so with the all_reduce of one number that tells DDP who has inputs left: it waits, then asks for the future.
 _UNHELD = tuple(int(n) for n in torch.__version__.split(".")[:2]) < (2, 7)
-_held: collections.deque[Work] = collections.deque(maxlen=4096)
+_held: collections.deque[Work] = collections.deque(maxlen=4096 if _UNHELD else 16)
 
 
 def micros(timeout: datetime.timedelta | None) -> int:
@@ -184,6 +185,8 @@ class Pending(Work):
         self._keep = keep
         self._after = after
         self._in_order = in_order
+        if not _UNHELD and name.endswith("all_reduce") and outputs[0].numel() == 1:
+            _held.append(self)
 
     def _block(self, timeout_us: int) -> bool:
         with self._lock:
