@@ -68,7 +68,7 @@ static bool tick_op(struct hdl_op *op, int64_t now)
         op->started_ns = now;
     if (now >= op->deadline_ns) {
         describe(op, what, sizeof(what));
-        snprintf(text, sizeof(text), "%s: deadline over, missing ranks %s", what,
+        snprintf(text, sizeof(text), "%s: its timeout is over, missing ranks %s", what,
                  group_missing_format(op, ranks, sizeof(ranks)));
         group_end(group, HDL_ETIMEDOUT, text);
         return false;
