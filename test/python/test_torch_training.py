@@ -145,6 +145,21 @@ def others(rank: int, size: int) -> Any:
 
     compiled = torch.compile(doubled, backend="aot_eager", fullgraph=True)
     assert (compiled(torch.ones(3)) == 2 * size).all()
+
+    def broken(t: torch.Tensor) -> torch.Tensor:
+        dist.barrier()  # not part of a graph: it is called, and our code in it is not compiled
+        return t + 1
+
+    assert (torch.compile(broken, backend="eager")(torch.ones(3)) == 2).all()
+
+    def chained(future: Any) -> torch.Tensor:
+        second = dist.all_reduce(future.value()[0], async_op=True)
+        assert second is not None
+        return second.get_future().wait()[0]
+
+    first = dist.all_reduce(torch.ones(2), async_op=True)
+    assert first is not None
+    assert (first.get_future().then(chained).wait() == size * size).all()
     return [p.sum().item() for p in wrapped.parameters()]
 
 

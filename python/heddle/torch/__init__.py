@@ -34,7 +34,7 @@ from heddle.torch._members import (
     recover_ranks,
     sync_after_failure,
 )
-from heddle.torch._ops import register_exchange
+from heddle.torch._ops import leave_alone, register_exchange
 from heddle.torch._options import (
     MooncakeBackendOptions,
     set_collective_timeout_us,
@@ -128,5 +128,6 @@ def _at_exit() -> None:
 
 
 _register()
+leave_alone()
 _shut_down_ours()
 atexit.register(_at_exit)

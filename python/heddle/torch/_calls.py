@@ -211,8 +211,11 @@ class Calls(_Base):  # type: ignore[misc]
         self._prune_at = 2 * len(self.pending) + 64
 
     def complete_later(self, work: Work, source: Future, in_order: bool) -> None:
-        """Completes a future when the work is finished. A send or receive may take for ever: a thread of its own."""
-        if not in_order:
+        """Completes a future when the work is finished. A send or receive may take for ever: a thread of its own.
+
+        So does what a future's callback starts, which may wait for it there.
+        """
+        if not in_order or (self._completer is not None and self._completer.is_current()):
             threading.Thread(target=complete, args=(work, source), name="heddle-future", daemon=True).start()
             return
         if self._completer is None:

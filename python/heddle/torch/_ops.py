@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch and combine as custom operators, which torch.compile takes into its graphs as they are."""
+"""What torch.compile needs: dispatch and combine as custom operators for its graphs, our own code left as it is."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+import types
 import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -73,3 +77,28 @@ def combine(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: i
 @combine.register_fake
 def _(exchange: int, step: torch.Tensor, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
     return rows.new_empty((num_tokens, _exchanges[int(exchange)].options.hidden))
+
+
+def _functions(owner: Any) -> Iterator[types.FunctionType]:
+    for value in list(vars(owner).values()):
+        found = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        while isinstance(found, types.FunctionType):
+            yield found
+            found = getattr(found, "__wrapped__", None)
+        if isinstance(value, type) and value.__module__ == getattr(owner, "__name__", None):
+            yield from _functions(value)
+
+
+def leave_alone() -> None:
+    """Keeps torch.compile from compiling our functions when a compiled program calls them outside of its graphs."""
+    # torch.compiler.disable would import the compiler, a second for every program.
+    frames: Any = torch._C._dynamo.eval_frame
+    skip: Any = getattr(frames, "skip_code", None)  # torch 2.6
+    if skip is None and hasattr(frames, "set_code_exec_strategy"):
+        action = frames._FrameAction.SKIP
+        strategy = frames._FrameExecStrategy(action, action)
+        skip = lambda code: frames.set_code_exec_strategy(code, strategy)  # noqa: E731
+
+    for name, module in list(sys.modules.items()):
+        for function in _functions(module) if skip and name.partition(".")[0] == "heddle" else ():
+            skip(function.__code__)

@@ -271,9 +271,12 @@ class Completer:
     def put(self, work: Work, source: Future) -> None:
         self._queue.put((work, source))
 
+    def is_current(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         self._queue.put(None)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current():
             self._thread.join()
 
     def _run(self) -> None:
