@@ -57,7 +57,7 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
     case NET_WIRE_ACK:
         return left == 0 && view->head.seq == 0;
     case NET_WIRE_PING:
-        return left == 0 && view->head.seq > 1;
+        return left == 0 && view->head.seq != 1;
     case NET_WIRE_PROBE:
         return left == 0; /* of the first message, too */
     case NET_WIRE_HELLO: {
@@ -70,7 +70,7 @@ bool net_wire_parse(const void *data, size_t length, uint64_t secret,
     case NET_WIRE_PUT:
         view->parts = body;
         view->parts_bytes = left;
-        return parts_are_whole(view) && view->head.seq > 1;
+        return parts_are_whole(view) && view->head.seq != 1;
     default:
         return false;
     }

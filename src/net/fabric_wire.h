@@ -23,9 +23,9 @@
  *
  * Messages of a link (a pair of contexts, one direction) are numbered from 1, kept by the
  * sender until acknowledged, sent again after a broken connection and dropped by the
- * receiver if it has had them. Number 1 is always the HELLO. A sender that gave up what
- * was not acknowledged goes on with a HELLO flagged RESTART. Little-endian, as both hosts
- * are.
+ * receiver if it has had them. Number 1 is always the HELLO, also each time they wrap. A
+ * sender that gave up what was not acknowledged goes on with a HELLO flagged RESTART.
+ * Little-endian, as both hosts are.
  */
 enum net_wire_kind {
     NET_WIRE_HELLO = 1,

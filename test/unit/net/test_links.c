@@ -296,6 +296,52 @@ static void body_two(struct pair *pair)
     net_window_destroy(window);
 }
 
+/* ------------------------------------------------------------------------------ wrap */
+
+/* Numbers a link that rests, as it has them after days. */
+static void number_link(struct pair *pair, uint32_t next)
+{
+    struct net_fabric *fabric = pair->net->fabric;
+    fabric_lock(fabric);
+    struct fabric_link *link =
+        base_container_of(base_list_first(&fabric->links), struct fabric_link, node);
+    CHECK(link->base == link->tail);
+    link->base = link->post = link->tail = link->expected = next;
+    fabric_unlock(fabric);
+}
+
+static void body_wrap(struct pair *pair)
+{
+    enum { PUTS = 40 };
+    if (pair->side == 1) {
+        struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+        CHECK(hdl_signal(remote, FLAG, 1, HDL_SIGNAL_SET) == HDL_OK);
+        while (!net_remote_delivered(remote))
+            net_poll(pair->net);
+        pair_meet(pair);
+        number_link(pair, UINT32_MAX - PUTS / 2);
+        pair_meet(pair);
+        for (uint64_t i = 2; i <= PUTS; i++)
+            CHECK(hdl_signal(remote, FLAG, i, HDL_SIGNAL_SET) == HDL_OK);
+        for (int64_t end = base_now_ns() + 10 * BASE_NS_PER_S;
+             !net_remote_delivered(remote);) {
+            CHECK(base_now_ns() < end);
+            net_poll(pair->net);
+        }
+        pair_meet(pair);
+        net_remote_close(remote);
+        return;
+    }
+    struct hdl_window *window = pair_window(pair, 0, WINDOW);
+    pair_meet(pair);
+    number_link(pair, UINT32_MAX - PUTS / 2);
+    pair_meet(pair);
+    CHECK(hdl_window_wait(window, FLAG, PUTS, NULL, 10000000) == HDL_OK);
+    CHECK(net_refused(pair->net) == 0);
+    pair_meet(pair);
+    net_window_destroy(window);
+}
+
 #define OVER_FABRIC(body)                                                                \
     static void test_##body(void **state)                                                \
     {                                                                                    \
@@ -308,6 +354,7 @@ OVER_FABRIC(fenced)
 OVER_FABRIC(given_up)
 OVER_FABRIC(unexposed)
 OVER_FABRIC(two)
+OVER_FABRIC(wrap)
 
 static void test_losses(void **state)
 {
@@ -321,7 +368,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fenced),    cmocka_unit_test(test_given_up),
         cmocka_unit_test(test_unexposed), cmocka_unit_test(test_two),
-        cmocka_unit_test(test_losses),
+        cmocka_unit_test(test_losses),    cmocka_unit_test(test_wrap),
     };
     const char *only = getenv("NET_TEST");
     if (only)
