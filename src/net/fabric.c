@@ -224,9 +224,12 @@ const char *net_fabric_transport_name(const struct net_fabric *fabric)
     return fabric->transport;
 }
 
-struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric)
+struct net_fabric_counters net_fabric_counters(struct net_fabric *fabric)
 {
-    return fabric->counters;
+    fabric_lock(fabric);
+    struct net_fabric_counters counters = fabric->counters;
+    fabric_unlock(fabric);
+    return counters;
 }
 
 /* -------------------------------------------------------------------------- windows */
@@ -412,14 +415,15 @@ bool net_fabric_sleep_begin(struct net_fabric *fabric, int *fd, int64_t *timeout
     struct fid *fids[] = {&fabric->cq->fid};
     if (may_sleep)
         may_sleep = fi_trywait(fabric->fabric, fids, 1) == FI_SUCCESS;
-    bool arrived = fabric->arrived != before;
+    uint64_t now = fabric->arrived;
+    bool arrived = now != before;
     fabric_unlock(fabric);
     *fd = fabric->wait_fd;
     if (fabric->hidden) {
-        bool quiet = fabric->arrived == fabric->heard;
-        fabric->nap = quiet && fabric->nap ? fabric->nap * 2 : first_nap_ns;
+        fabric->nap =
+            now == fabric->heard && fabric->nap ? fabric->nap * 2 : first_nap_ns;
         fabric->nap = fabric->nap < last_nap_ns ? fabric->nap : last_nap_ns;
-        fabric->heard = fabric->arrived;
+        fabric->heard = now;
         if (*timeout_ns < 0 || fabric->nap < *timeout_ns)
             *timeout_ns = fabric->nap;
     }

@@ -19,7 +19,7 @@ enum hdl_status net_fabric_create(struct net *net, struct net_fabric **fabric);
 void net_fabric_destroy(struct net_fabric *fabric);
 const char *net_fabric_provider_name(const struct net_fabric *fabric);
 const char *net_fabric_transport_name(const struct net_fabric *fabric);
-struct net_fabric_counters net_fabric_counters(const struct net_fabric *fabric);
+struct net_fabric_counters net_fabric_counters(struct net_fabric *fabric);
 
 /* Peers may put into the window; its id, key, data and bytes are set. */
 void net_fabric_admit(struct net_fabric *fabric, struct hdl_window *window);

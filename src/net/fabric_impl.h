@@ -65,7 +65,6 @@ struct fabric_message {
 
 struct fabric_receive {
     struct fabric_op op;
-    bool posted;
     uint8_t *bytes;
 };
 
@@ -167,7 +166,7 @@ struct net_fabric {
     /* libfabric before 1.12: connections of ofi_rxm do not show in the queue's
      * descriptor, and one that breaks while the peer reads from here crashes it. */
     bool hidden, reads;
-    int64_t nap;
+    int64_t nap;    /* of the one thread that sleeps for all */
     uint64_t heard; /* `arrived` at the last nap */
     /* test hooks */
     bool held;

@@ -11,8 +11,7 @@ void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *recei
     void *desc = fabric->receive_mr ? fi_mr_desc(fabric->receive_mr) : NULL;
     ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_HEADS + fabric->eager,
                             desc, FI_ADDR_UNSPEC, &receive->op.context);
-    receive->posted = error == 0;
-    if (error && error != -FI_EAGAIN)
+    if (error)
         base_log_warn(fabric->env, "fabric receive not posted: %s",
                       fabric_error(fabric, error));
 }
@@ -152,7 +151,6 @@ static void handle_message(struct net_fabric *fabric, const uint8_t *bytes, size
 void fabric_receive_done(struct net_fabric *fabric, struct fabric_receive *receive,
                          size_t length)
 {
-    receive->posted = false;
     handle_message(fabric, receive->bytes, length);
     fabric_receive_post(fabric, receive);
 }
