@@ -65,13 +65,18 @@ size_t mapped_publish(struct hdl_group *group, struct hdl_op *op, uint64_t chunk
         bytes = op->algorithm->publish(op, chunk, payload);
         group_count(&group->counters.bytes_sent, bytes);
     }
-    if (chunk == 0) {
+    /* The second line is mostly right already. */
+    if (chunk == 0 && slot->hash != op->hash) {
         slot->hash = op->hash;
         slot->desc = op->desc;
     }
-    slot->view = group->seen->ctl->epoch;
+    if (slot->view != group->seen->ctl->epoch)
+        slot->view = group->seen->ctl->epoch;
     atomic_store_explicit(&slot->done, group->done, memory_order_relaxed);
     atomic_store_explicit(&slot->seq, x, memory_order_release);
+    /* Two operations from here: late enough for no peer to read it meanwhile. */
+    if (group->crowded)
+        base_own_line(&group->slots[group_slot_of(group, op->number, chunk + 2)]);
     op->published++;
     group->open_chunks++;
     if (op->published == op->num_chunks && !op->unsized)
@@ -336,9 +341,9 @@ static bool mapped_progress(struct hdl_group *group)
 {
     bool moved = false, silent = false;
     for (;;) {
-        bool step = false;
+        bool step = false, published = false;
         while (publish(group))
-            step = true;
+            published = true;
         struct base_list *node = base_list_first(&group->queue);
         if (!node)
             break;
@@ -348,13 +353,14 @@ static bool mapped_progress(struct hdl_group *group)
             step |= make_piece(group, op);
             step |= pull(group, op);
         }
-        if (!step)
-            break;
-        moved = true;
-        silent = !chunked;
-        if (chunked)
-            ring_all(group);
-        if (atomic_load_explicit(&group->engine->contended, memory_order_relaxed))
+        if (step || published) {
+            moved = true;
+            silent = !chunked;
+            if (chunked)
+                ring_all(group);
+        }
+        if (!step ||
+            atomic_load_explicit(&group->engine->contended, memory_order_relaxed))
             break;
     }
     if (silent)

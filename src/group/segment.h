@@ -54,7 +54,7 @@
 #define GROUP_FOREVER UINT64_MAX
 
 #define GROUP_SEGMENT_MAGIC UINT64_C(0x6564646c65736567)
-#define GROUP_SEGMENT_VERSION 2
+#define GROUP_SEGMENT_VERSION 3
 
 enum {
     GROUP_LINE = 64,
@@ -115,11 +115,13 @@ struct group_head {
     _Atomic uint64_t left; /* the owner has left the group for good */
     _Atomic uint32_t core; /* where the owner waited last, from 1; 0 = asleep, unknown */
     uint32_t reserved[3];
-    alignas(GROUP_LINE) _Atomic uint64_t done;
+    /* Far enough from what peers read for no prefetch to share it: it is written in every
+     * operation and rarely read. */
+    alignas(256) _Atomic uint64_t done;
     _Atomic uint64_t ready; /* of messaged groups, see messaged.h */
     uint64_t reserved2[6];
 };
-static_assert(sizeof(struct group_head) == 128, "head is two lines");
+static_assert(sizeof(struct group_head) == 512, "head is a part of its page");
 
 /* A message or a step of one. position = number of cells written to this destination. */
 struct group_cell {

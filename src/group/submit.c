@@ -91,7 +91,7 @@ static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *o
         if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
             break;
     }
-    if (!group_op_finished(op)) {
+    if (!group_op_finished(op) && !group_op_yield(op)) {
         group_engine_unlock(engine);
         group_op_wait(op, BASE_FOREVER);
         group_engine_lock(engine);

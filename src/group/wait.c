@@ -124,7 +124,7 @@ static bool reached(const struct target *target)
 }
 
 /* Does the operation wait for a rank that needs this core, perhaps? If not, nothing is
- * won by giving it up. */
+ * won by giving it up; also if all came while this thread looked elsewhere. */
 static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
 {
     struct hdl_group *group = op->group;
@@ -144,7 +144,7 @@ static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
                 return true;
         }
     }
-    return !any;
+    return !any && (!op->number || op->use_pieces || op->pulled == op->published);
 }
 
 /* Under the lock. */
@@ -244,23 +244,42 @@ static void yield(struct group_engine *engine, int64_t now)
         group_spread(engine, base_now_ns() - now > YIELD_LONG_NS);
 }
 
+/* May ranks that the operation waits for need this core? */
+static bool outnumbered(const struct hdl_group *group)
+{
+    return group && group->crowded && !group->path->messaged;
+}
+
+bool group_op_yield(struct hdl_op *op)
+{
+    struct hdl_group *group = op->group;
+    struct group_engine *engine = op->engine;
+    struct target target = {.op = op, .group = group};
+    if (!outnumbered(group))
+        return false;
+    look_at_cores(&target);
+    if (target.needs_core) {
+        group_engine_unlock(engine);
+        sched_yield();
+        group_spread(engine, target.shared);
+        group_engine_lock(engine);
+    }
+    int rounds = target.needs_core ? 1 : SPIN_ROUNDS;
+    for (int i = 0; i < rounds && !group_op_finished(op); i++) {
+        if (!group_progress(group))
+            base_cpu_relax();
+        if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
+            break;
+    }
+    return group_op_finished(op);
+}
+
 static bool wait_until(struct group_engine *engine, struct target *target,
                        int64_t deadline, bool crowded)
 {
     int64_t since = 0;
-    bool outnumbered = target->op && target->group && target->group->crowded &&
-                       !target->group->path->messaged;
-    int rounds = crowded ? CROWDED_ROUNDS : SPIN_ROUNDS;
-    if (outnumbered) {
-        /* Mostly one yield is all it takes. */
-        bool moved;
-        if (spin(engine, target, 0, &moved))
-            return true;
-        target->yields++;
-        if (target->needs_core)
-            sched_yield();
-        rounds = 1;
-    }
+    bool few_cores = target->op && outnumbered(target->group);
+    int rounds = few_cores ? 1 : crowded ? CROWDED_ROUNDS : SPIN_ROUNDS;
     for (;;) {
         bool moved = false;
         if (spin(engine, target, rounds, &moved))
@@ -271,7 +290,7 @@ static bool wait_until(struct group_engine *engine, struct target *target,
         if (now >= deadline)
             return false;
         int64_t idle = now - since;
-        if (outnumbered)
+        if (few_cores)
             rounds = target->needs_core ? 1 : SPIN_ROUNDS;
         if (idle < engine->spin_ns && rounds == SPIN_ROUNDS)
             continue;

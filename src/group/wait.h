@@ -10,6 +10,11 @@
  * without the lock. */
 void group_op_wait(struct hdl_op *op, int64_t deadline_ns);
 
+/* Where ranks outnumber cores: lets a rank that the operation waits for have this core
+ * once, or waits a moment for those on other cores; mostly that is all it takes. Under
+ * the lock, which is let go for the yield. True if the operation is finished. */
+bool group_op_yield(struct hdl_op *op);
+
 /* Deadlines of operations and the line about slow waits; under the lock. */
 void group_engine_tick(struct group_engine *engine, int64_t now_ns);
 

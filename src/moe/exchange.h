@@ -5,6 +5,7 @@
 
 #include <stdatomic.h>
 
+#include "base/copy.h"
 #include "base/clock.h"
 #include "base/env.h"
 #include "moe/config.h"
@@ -252,11 +253,7 @@ static inline void moe_fetch_ahead(const uint8_t *at, size_t bytes)
 static inline void moe_own_ahead(uint8_t *at, size_t bytes)
 {
     for (size_t i = 0; bytes <= MOE_AHEAD_BYTES && i < bytes; i += MOE_LINE_BYTES)
-#if defined(__x86_64__)
-        __asm__ volatile("prefetchw %0" : : "m"(at[i]));
-#else
-        __builtin_prefetch(at + i, 1);
-#endif
+        base_own_line(at + i);
 }
 
 static inline bool moe_gone(const struct hdl_moe *m, uint32_t rank)
