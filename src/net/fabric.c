@@ -68,20 +68,20 @@ static enum hdl_status open_objects(struct net_fabric *fabric)
     error = fi_cq_open(fabric->domain, &cq_attr, &fabric->cq, NULL);
     if (error)
         return fabric_failed(fabric, "completion queue", error);
-    error = fi_endpoint(fabric->domain, info, &fabric->ep, NULL);
+    error = fi_endpoint(fabric->domain, info, &fabric->endpoint, NULL);
     if (error)
         return fabric_failed(fabric, "endpoint", error);
-    error = fi_ep_bind(fabric->ep, &fabric->av->fid, 0);
+    error = fi_ep_bind(fabric->endpoint, &fabric->av->fid, 0);
     if (!error)
-        error = fi_ep_bind(fabric->ep, &fabric->cq->fid, FI_SEND | FI_RECV);
+        error = fi_ep_bind(fabric->endpoint, &fabric->cq->fid, FI_SEND | FI_RECV);
     if (!error)
-        error = fi_enable(fabric->ep);
+        error = fi_enable(fabric->endpoint);
     if (error)
         return fabric_failed(fabric, "endpoint", error);
     if (fi_control(&fabric->cq->fid, FI_GETWAIT, &fabric->wait_fd) != 0)
         fabric->wait_fd = -1;
     size_t length = sizeof(fabric->address);
-    error = fi_getname(&fabric->ep->fid, fabric->address, &length);
+    error = fi_getname(&fabric->endpoint->fid, fabric->address, &length);
     if (error)
         return fabric_failed(fabric, "address", error);
     fabric->address_length = (uint32_t)length;
@@ -93,8 +93,8 @@ static enum hdl_status open_objects(struct net_fabric *fabric)
 
 static void close_objects(struct net_fabric *fabric)
 {
-    if (fabric->ep)
-        fi_close(&fabric->ep->fid);
+    if (fabric->endpoint)
+        fi_close(&fabric->endpoint->fid);
     if (fabric->cq)
         fi_close(&fabric->cq->fid);
     if (fabric->av)
@@ -204,7 +204,7 @@ void net_fabric_destroy(struct net_fabric *fabric)
         return;
     }
     close_objects(fabric);
-    fabric->ep = NULL;
+    fabric->endpoint = NULL;
     fabric->cq = NULL;
     fabric->av = NULL;
     fabric->domain = NULL;
@@ -259,7 +259,7 @@ enum hdl_status fabric_register(struct net_fabric *fabric, void *data, size_t by
         return status;
     int error = fi_mr_reg(fabric->domain, data, bytes, access, 0, wish, 0, mr, NULL);
     if (!error && (mode & FI_MR_ENDPOINT)) {
-        error = fi_mr_bind(*mr, &fabric->ep->fid, 0);
+        error = fi_mr_bind(*mr, &fabric->endpoint->fid, 0);
         if (!error)
             error = fi_mr_enable(*mr);
         if (error)

@@ -160,7 +160,7 @@ struct net_fabric {
     struct fid_domain *domain;
     struct fid_av *av;
     struct fid_cq *cq;
-    struct fid_ep *ep;
+    struct fid_ep *endpoint;
     int wait_fd;
     size_t eager; /* payload of a message: NET_LONG_BYTES or NET_EAGER_BYTES */
     /* libfabric before 1.12: connections of ofi_rxm do not show in the queue's

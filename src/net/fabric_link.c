@@ -218,7 +218,7 @@ static void link_pump(struct net_fabric *fabric, struct fabric_link *link)
         struct net_wire *head = (struct net_wire *)(void *)message->bytes;
         head->ack = link->expected - 1;
         head->taken = (uint16_t)link->taken;
-        ssize_t error = fi_send(fabric->ep, message->bytes, message->length,
+        ssize_t error = fi_send(fabric->endpoint, message->bytes, message->length,
                                 message->desc, link->fi_addr, &message->op.context);
         if (error == -FI_EAGAIN)
             break;
@@ -366,8 +366,8 @@ static bool link_say(struct net_fabric *fabric, struct fabric_link *link,
     said->ack = link->expected - 1;
     said->taken = (uint16_t)link->taken;
     message->acked = true;
-    ssize_t error = fi_send(fabric->ep, message->bytes, message->length, message->desc,
-                            link->fi_addr, &message->op.context);
+    ssize_t error = fi_send(fabric->endpoint, message->bytes, message->length,
+                            message->desc, link->fi_addr, &message->op.context);
     message->posted = error == 0;
     if (error)
         fabric_message_put(fabric, message);

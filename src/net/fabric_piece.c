@@ -191,10 +191,10 @@ bool fabric_arrival_add(struct net_fabric *fabric, struct fabric_link *link,
 static bool read_post(struct net_fabric *fabric, struct fabric_piece *piece)
 {
     void *desc = fi_mr_desc(piece->mr);
-    ssize_t error =
-        fi_read(fabric->ep, piece->bytes, piece->put.bytes + sizeof(piece->wanted.stamp),
-                desc, piece->link->fi_addr, piece->wanted.address, piece->wanted.mr_key,
-                &piece->op.context);
+    ssize_t error = fi_read(fabric->endpoint, piece->bytes,
+                            piece->put.bytes + sizeof(piece->wanted.stamp), desc,
+                            piece->link->fi_addr, piece->wanted.address,
+                            piece->wanted.mr_key, &piece->op.context);
     if (error == 0)
         piece->state = FABRIC_PIECE_POSTED;
     else if (error != -FI_EAGAIN)

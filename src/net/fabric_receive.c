@@ -9,8 +9,9 @@
 void fabric_receive_post(struct net_fabric *fabric, struct fabric_receive *receive)
 {
     void *desc = fabric->receive_mr ? fi_mr_desc(fabric->receive_mr) : NULL;
-    ssize_t error = fi_recv(fabric->ep, receive->bytes, NET_WIRE_HEADS + fabric->eager,
-                            desc, FI_ADDR_UNSPEC, &receive->op.context);
+    ssize_t error =
+        fi_recv(fabric->endpoint, receive->bytes, NET_WIRE_HEADS + fabric->eager, desc,
+                FI_ADDR_UNSPEC, &receive->op.context);
     if (error)
         base_log_warn(fabric->env, "fabric receive not posted: %s",
                       fabric_error(fabric, error));
