@@ -34,8 +34,8 @@ extern "C" {
 #define HDL_VERSION_MINOR 1
 #define HDL_VERSION_PATCH 0
 
-/* As a timeout: none, as is any negative one. 0 of hdl_op_wait or hdl_window_wait means
- * "test once". */
+/* As a timeout of an operation, step or wait: none, as is any negative one (creations and
+ * agreements refuse it). 0 of hdl_op_wait and hdl_window_wait means "test once". */
 #define HDL_FOREVER INT64_C(-1)
 /* Receive from whichever rank sends first, and with whichever tag. */
 #define HDL_ANY_SOURCE (-1)

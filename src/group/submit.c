@@ -18,7 +18,7 @@ static _Thread_local uint64_t last_words[LAST_WORDS];
 
 static int64_t deadline_of(const struct hdl_group *group, const struct hdl_call *call)
 {
-    if (call && call->timeout_us > 0)
+    if (call && call->timeout_us != 0)
         return base_deadline_ns(base_now_ns(), base_timeout_ns(call->timeout_us));
     if (group->op_timeout_ns != BASE_FOREVER)
         return base_deadline_ns(base_now_ns(), group->op_timeout_ns);

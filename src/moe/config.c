@@ -33,6 +33,7 @@ static enum hdl_status check_ranges(const struct hdl_moe_opts *o, int32_t ranks)
         {"align", o->align, 0, 1 << 20},
         {"lanes", o->lanes, 0, MOE_MAX_LANES},
         {"dp_size", o->dp_size, 0, ranks},
+        {"timeout_us", o->timeout_us, 0, INT64_MAX},
         {"memory", o->memory, HDL_MOE_HOST, HDL_MOE_CUDA},
         {"cuda_device", o->cuda_device, 0, INT32_MAX},
         {"cuda_blocks", o->cuda_blocks, 0, INT32_MAX},
@@ -126,7 +127,7 @@ static void fill_shape(struct moe_config *c, const struct hdl_moe_opts *o, int32
     s->device = o->memory == HDL_MOE_CUDA;
     c->protocol = o->protocol;
     c->row_in_bytes = (size_t)s->hidden * given;
-    c->timeout_us = o->timeout_us > 0 ? o->timeout_us : 60000000;
+    c->timeout_us = o->timeout_us ? o->timeout_us : 60000000;
 }
 
 enum hdl_status moe_config_init(struct base_env *env, struct moe_config *config,
