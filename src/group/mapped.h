@@ -120,6 +120,8 @@ extern const struct group_algorithm group_allgather_pull;
 extern const struct group_algorithm group_allgatherv_pull;
 extern const struct group_algorithm group_reduce_scatter_direct;
 extern const struct group_algorithm group_reduce_scatterv_direct;
+extern const struct group_algorithm group_reduce_scatter_shares;
+extern const struct group_algorithm group_reduce_scatterv_shares;
 extern const struct group_algorithm group_alltoall_pull;
 extern const struct group_algorithm group_alltoallv_pull;
 extern const struct group_algorithm group_gather_pull;

@@ -126,12 +126,28 @@ const struct group_algorithm group_reduce_scatter_direct = {
     .kind = GROUP_REDUCE_SCATTER,
     .plan = plan,
     .publish = reduce_publish,
-    .share = reduce_share,
     .pull = reduce_pull,
 };
 
 const struct group_algorithm group_reduce_scatterv_direct = {
     .name = "direct",
+    .kind = GROUP_REDUCE_SCATTERV,
+    .plan = plan,
+    .publish = reduce_publish,
+    .pull = reduce_pull,
+};
+
+const struct group_algorithm group_reduce_scatter_shares = {
+    .name = "shares",
+    .kind = GROUP_REDUCE_SCATTER,
+    .plan = plan,
+    .publish = reduce_publish,
+    .share = reduce_share,
+    .pull = reduce_pull,
+};
+
+const struct group_algorithm group_reduce_scatterv_shares = {
+    .name = "shares",
     .kind = GROUP_REDUCE_SCATTERV,
     .plan = plan,
     .publish = reduce_publish,

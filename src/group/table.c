@@ -8,8 +8,9 @@
 #include "base/checked.h"
 #include "group/mapped.h"
 
-/* First fit, per kind. Pieces pay off when reading every slot costs more than a second
- * round: from 3 ranks and some tens of KiB on. */
+/* First fit, per kind. Shares are as direct where all ranks are on one host. Pieces pay
+ * off when reading every slot costs more than a second round: from 3 ranks and some tens
+ * of KiB on. */
 static const struct group_rule rules[] = {
     {GROUP_BARRIER, 0, 0, &group_barrier_flat},
     {GROUP_BROADCAST, 0, 0, &group_broadcast_pull},
@@ -19,7 +20,9 @@ static const struct group_rule rules[] = {
     {GROUP_ALLREDUCE, 0, 0, &group_allreduce_direct},
     {GROUP_ALLGATHER, 0, 0, &group_allgather_pull},
     {GROUP_ALLGATHERV, 0, 0, &group_allgatherv_pull},
+    {GROUP_REDUCE_SCATTER, 64 * 1024, 3, &group_reduce_scatter_shares},
     {GROUP_REDUCE_SCATTER, 0, 0, &group_reduce_scatter_direct},
+    {GROUP_REDUCE_SCATTERV, 64 * 1024, 3, &group_reduce_scatterv_shares},
     {GROUP_REDUCE_SCATTERV, 0, 0, &group_reduce_scatterv_direct},
     {GROUP_ALLTOALL, 0, 0, &group_alltoall_pull},
     {GROUP_ALLTOALLV, 0, 0, &group_alltoallv_pull},
