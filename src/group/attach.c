@@ -260,6 +260,7 @@ void group_attach_stop(struct hdl_group *group)
 {
     atomic_store(&group->attach_stopped, true);
     group_worker_cancel(&group->engine->attacher, &group->attach_job);
+    group_worker_cancel(&group->engine->attacher, &group->enlarge_job);
     ctl_view_unref(atomic_exchange(&group->attaching, NULL));
     for (uint32_t r = 0; group->arrived && r < group->capacity; r++)
         set_arrived(group, r, NULL);

@@ -410,6 +410,7 @@ enum hdl_status group_restart(struct hdl_group *group)
     group->shape = shape;
     group_job_init(&group->attach_job, group_attach_run);
     group_job_init(&group->notify_job, group_notify_run);
+    group_job_init(&group->enlarge_job, group_enlarge_run);
     atomic_store(&group->over, over);
     group->magic = GROUP_MAGIC;
     return status;

@@ -123,6 +123,7 @@ enum hdl_status group_init(struct hdl_group *group, struct group_engine *engine,
     group_point_self(group, segment);
     group_job_init(&group->attach_job, group_attach_run);
     group_job_init(&group->notify_job, group_notify_run);
+    group_job_init(&group->enlarge_job, group_enlarge_run);
     *group->head = (struct group_head){.magic = GROUP_SEGMENT_MAGIC,
                                        .version = GROUP_SEGMENT_VERSION,
                                        .rank = rank,

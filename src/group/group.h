@@ -144,6 +144,8 @@ struct hdl_group {
     uint32_t late_probes;
     uint32_t ahead;      /* chunks of large operations published before they are pulled */
     size_t stream_bytes; /* outputs from here on are written past the cache */
+    uint64_t long_chunks; /* of operations of several, until the slots are enlarged */
+    struct group_job enlarge_job;
     const void **sources;                /* [capacity], for reductions */
     struct group_neighbours *neighbours; /* [capacity] */
     uint32_t num_hosts;                  /* 0 if mapped */
@@ -240,6 +242,8 @@ void group_closed(void *group, uint32_t slot, uint64_t rank_epoch);
 
 /* attach.c: what waits for the new memory of other ranks. */
 void group_attach_run(struct group_job *job);
+/* Puts the slots into large pages (mapped.c). */
+void group_enlarge_run(struct group_job *job);
 /* Looks again at what waits for a former holder. */
 void group_attach_again(struct hdl_group *group);
 /* Ends it; nothing of the group runs there afterwards. */

@@ -7,6 +7,7 @@
 
 #include "base/checked.h"
 #include "base/copy.h"
+#include "base/log.h"
 #include "group/reduce.h"
 #include "group/spread.h"
 #include "group/table.h"
@@ -415,6 +416,31 @@ static size_t place_of(const struct hdl_group *group, const struct hdl_op *op)
     return op->number / group->shape.window_chunks % (half / bytes) * bytes;
 }
 
+/* Chunks of long operations after which all slots have been written, and more will come.
+ */
+enum { ENLARGE_FROM = 128 };
+
+void group_enlarge_run(struct group_job *job)
+{
+    struct hdl_group *group = base_container_of(job, struct hdl_group, enlarge_job);
+    bool large = net_window_enlarge(group->window, group->shape.pieces);
+    base_log_debug(group->engine->env, "group %s slots %zu bytes large_pages %s",
+                   group->name, group->shape.pieces, large ? "yes" : "no");
+}
+
+/* The slots of a group that moves much pass through the caches again and again: a tenth
+ * of the time goes into finding their pages. */
+static void count_long(struct hdl_group *group, const struct hdl_op *op)
+{
+    if (op->num_chunks == 1 || group->long_chunks >= ENLARGE_FROM || !group->window ||
+        group->path != &group_path_mapped ||
+        op->chunk_bytes < group->shape.chunk_bytes / 2)
+        return;
+    group->long_chunks += op->num_chunks;
+    if (group->long_chunks >= ENLARGE_FROM)
+        (void)group_worker_post(&group->engine->attacher, &group->enlarge_job);
+}
+
 void mapped_start(struct hdl_group *group, struct hdl_op *op)
 {
     op->algorithm = group_table_choose(group, op);
@@ -433,6 +459,7 @@ void mapped_start(struct hdl_group *group, struct hdl_op *op)
     }
     op->inlined = op->chunk_bytes <= GROUP_INLINE_BYTES;
     op->place = place_of(group, op);
+    count_long(group, op);
     if (!group->publishing)
         group->publishing = op;
 }

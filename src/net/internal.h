@@ -179,6 +179,8 @@ enum hdl_status net_window_of(struct net *net, const struct net_handle *handle,
 enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void **data);
 enum hdl_status net_memory_map(int fd, size_t bytes, bool writable, void **data);
 void net_memory_unmap(void *data, size_t bytes);
+/* See net_window_enlarge. */
+bool net_memory_enlarge(void *data, size_t bytes);
 
 /* net.c: grows while other threads than the caller poll. */
 uint32_t net_polls_of_others(const struct net *net);

@@ -12,7 +12,35 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MEMORY_PAGE = 4096 };
+/* Linux 6.1; glibc 2.36 does not have it. */
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+enum { MEMORY_PAGE = 4096, MEMORY_LARGE_PAGE = 2 * 1024 * 1024, ENLARGE_TRIES = 16 };
+
+/* So that a large page of the file can be one of the mapping. */
+static void *map_aligned(int fd, size_t bytes, int protection)
+{
+    size_t reserved;
+    if (bytes < MEMORY_LARGE_PAGE || !base_add_size(bytes, MEMORY_LARGE_PAGE, &reserved))
+        return mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+    char *room = mmap(NULL, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+        return MAP_FAILED;
+    size_t before = -(uintptr_t)room % MEMORY_LARGE_PAGE;
+    void *data = mmap(room + before, bytes, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    if (data == MAP_FAILED) {
+        int reason = errno;
+        munmap(room, reserved);
+        errno = reason;
+        return MAP_FAILED;
+    }
+    if (before > 0)
+        munmap(room, before);
+    munmap(room + before + bytes, MEMORY_LARGE_PAGE - before);
+    return data;
+}
 
 enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void **data)
 {
@@ -37,7 +65,7 @@ enum hdl_status net_memory_create(const char *name, size_t bytes, int *fd, void 
         status = base_fail_errno(HDL_ESYSTEM, errno, "sealing a memfd");
         goto close_fd;
     }
-    void *address = mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, new_fd, 0);
+    void *address = map_aligned(new_fd, mapped, PROT_READ | PROT_WRITE);
     if (address == MAP_FAILED) {
         status = base_fail_errno(HDL_ENOMEM, errno, "mapping %zu bytes", mapped);
         goto close_fd;
@@ -62,8 +90,8 @@ enum hdl_status net_memory_map(int fd, size_t bytes, bool writable, void **data)
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || !(seals & F_SEAL_SHRINK))
         return base_fail(HDL_EINVAL, "descriptor is not sealed memory");
-    void *address = mmap(NULL, mapped, writable ? PROT_READ | PROT_WRITE : PROT_READ,
-                         MAP_SHARED, fd, 0);
+    void *address =
+        map_aligned(fd, mapped, writable ? PROT_READ | PROT_WRITE : PROT_READ);
     if (address == MAP_FAILED)
         return base_fail_errno(HDL_ENOMEM, errno, "mapping %zu bytes of a peer", mapped);
     *data = address;
@@ -75,4 +103,17 @@ void net_memory_unmap(void *data, size_t bytes)
     size_t mapped;
     if (data && base_align_up(bytes, MEMORY_PAGE, &mapped))
         munmap(data, mapped);
+}
+
+bool net_memory_enlarge(void *data, size_t bytes)
+{
+    bytes -= bytes % MEMORY_LARGE_PAGE;
+    int result = -1;
+    /* EAGAIN: somebody held one of the pages just then. What is done stays done. */
+    for (int i = 0; bytes > 0 && i < ENLARGE_TRIES; i++) {
+        result = madvise(data, bytes, MADV_COLLAPSE);
+        if (result == 0 || errno != EAGAIN)
+            break;
+    }
+    return result == 0;
 }

@@ -109,6 +109,10 @@ enum hdl_status net_window_adopt(struct net *net, void *memory, size_t bytes,
 void net_window_destroy(struct hdl_window *window);
 void *net_window_data(const struct hdl_window *window);
 size_t net_window_bytes(const struct hdl_window *window);
+/* Puts its first bytes into large pages, for all who map it; what was never touched takes
+ * memory from then on. Milliseconds; the window may be in use. False: the kernel cannot
+ * (before Linux 6.1, no free memory in one piece), and nothing has changed. */
+bool net_window_enlarge(struct hdl_window *window, size_t bytes);
 /*
  * Who may put there over fabric: only who comes as one of `writers` (by slot; 0 =
  * nobody). Before the handle is given away; the words stay the caller's. Without this

@@ -2,6 +2,7 @@
 /* Own windows: memory that peers may write and read. */
 #include "net/internal.h"
 
+#include "base/checked.h"
 #include "base/random.h"
 #include "net/fabric.h"
 
@@ -173,6 +174,11 @@ void *net_window_data(const struct hdl_window *window)
 size_t net_window_bytes(const struct hdl_window *window)
 {
     return window->bytes;
+}
+
+bool net_window_enlarge(struct hdl_window *window, size_t bytes)
+{
+    return net_memory_enlarge(window->data, base_min_size(bytes, window->bytes));
 }
 
 enum hdl_status net_window_pack(const struct hdl_window *window, void *out,
