@@ -82,16 +82,7 @@ static enum hdl_status finish_blocking(struct hdl_group *group, struct hdl_op *o
     struct group_engine *engine = group->engine;
     (void)group_spread_show(group);
     bool patient = spins(group);
-    int rounds = patient ? INLINE_ROUNDS : 1;
-    for (int i = 0; i < rounds && !group_op_finished(op); i++) {
-        if (group_progress(group))
-            i = 0;
-        else
-            base_cpu_relax();
-        if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
-            break;
-    }
-    if (!group_op_finished(op) && !group_op_yield(op)) {
+    if (!group_op_spin(op, patient ? INLINE_ROUNDS : 1) && !group_op_yield(op)) {
         group_engine_unlock(engine);
         group_op_wait(op, BASE_FOREVER);
         group_engine_lock(engine);

@@ -250,6 +250,19 @@ static bool outnumbered(const struct hdl_group *group)
     return group && group->crowded && !group->path->messaged;
 }
 
+bool group_op_spin(struct hdl_op *op, int rounds)
+{
+    for (int i = 0; i < rounds && !group_op_finished(op); i++) {
+        if (group_progress(op->group))
+            i = 0;
+        else
+            base_cpu_relax();
+        if (atomic_load_explicit(&op->engine->contended, memory_order_relaxed))
+            break;
+    }
+    return group_op_finished(op);
+}
+
 bool group_op_yield(struct hdl_op *op)
 {
     struct hdl_group *group = op->group;
@@ -264,14 +277,7 @@ bool group_op_yield(struct hdl_op *op)
         group_spread(engine, target.shared);
         group_engine_lock(engine);
     }
-    int rounds = target.needs_core ? 1 : SPIN_ROUNDS;
-    for (int i = 0; i < rounds && !group_op_finished(op); i++) {
-        if (!group_progress(group))
-            base_cpu_relax();
-        if (atomic_load_explicit(&engine->contended, memory_order_relaxed))
-            break;
-    }
-    return group_op_finished(op);
+    return group_op_spin(op, target.needs_core ? 1 : SPIN_ROUNDS);
 }
 
 static bool wait_until(struct group_engine *engine, struct target *target,

@@ -10,6 +10,10 @@
  * without the lock. */
 void group_op_wait(struct hdl_op *op, int64_t deadline_ns);
 
+/* Rounds of progress under the lock, until so many in a row moved nothing or another
+ * thread wants the lock. True if the operation is finished. */
+bool group_op_spin(struct hdl_op *op, int rounds);
+
 /* Where ranks outnumber cores: lets a rank that the operation waits for have this core
  * once, or waits a moment for those on other cores; mostly that is all it takes. Under
  * the lock, which is let go for the yield. True if the operation is finished. */
