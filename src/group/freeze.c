@@ -142,32 +142,28 @@ void group_freeze(void *user, const struct ctl_prepare *prepare,
     fill_open(group, answer);
 }
 
-/* Frees retired views that nobody can be reading: older than the one that progress uses,
- * and no reader is inside. */
-static void free_retired(struct hdl_group *group, struct group_view *newest)
+/* Takes retired views off the list that nobody can be reading: older than the one that
+ * progress uses, and no reader is inside. Under view_lock. */
+static struct group_view *take_retired(struct hdl_group *group, struct group_view *newest)
 {
     const struct group_view *seen = atomic_load(&group->seen);
     uint64_t next = atomic_load(&group->next);
     if (atomic_load(&group->view_readers) != 0)
-        return;
+        return NULL;
     struct group_view *keep = newest, *shown = newest;
     while (keep && keep != seen)
         keep = keep->older;
     while (keep && shown && shown->visible_from > next)
         shown = shown->older;
     if (!keep || !shown)
-        return;
+        return NULL;
     /* The older of the two. */
     for (struct group_view *view = keep->older; view; view = view->older)
         if (view == shown)
             keep = shown;
-    struct group_view *view = keep->older;
+    struct group_view *retired = keep->older;
     keep->older = NULL;
-    while (view) {
-        struct group_view *older = view->older;
-        group_view_free(group->engine->env, view);
-        view = older;
-    }
+    return retired;
 }
 
 /* Messaged chunks from the change on start again, so `ready` falls back; what was mapped
@@ -219,19 +215,22 @@ static void take_reach(struct hdl_group *group, struct group_view *view,
 
 static void replace_view(struct hdl_group *group, struct group_view *view)
 {
+    struct group_view *dropped = view;
     group_lock_view(group);
     struct group_view *older = atomic_load(&group->view);
-    if (view->ctl->epoch <= older->ctl->epoch) {
-        group_unlock_view(group);
-        group_view_free(group->engine->env, view);
-        return;
+    if (view->ctl->epoch > older->ctl->epoch) {
+        take_reach(group, view, older);
+        group_view_follow(view, older);
+        view->older = older;
+        atomic_store(&group->view, view);
+        dropped = take_retired(group, view);
     }
-    take_reach(group, view, older);
-    group_view_follow(view, older);
-    view->older = older;
-    atomic_store(&group->view, view);
-    free_retired(group, view);
     group_unlock_view(group);
+    while (dropped) {
+        struct group_view *next = dropped->older;
+        group_view_free(group->engine->env, dropped);
+        dropped = next;
+    }
 }
 
 /* Waits for windows of ranks that this view has lost end. */
