@@ -17,7 +17,8 @@ enum { RANKS = 5, HEARD = 128, GROUP_KEY = 9 };
 struct heard {
     enum ctl_msg_type type;
     uint32_t slot, num_slots;
-    uint64_t rank_epoch, epoch;
+    uint64_t rank_epoch, epoch, id;
+    enum hdl_status status;
     bool flag;
 };
 
@@ -28,7 +29,8 @@ struct job {
     uint64_t next_conn, conns[RANKS];
     uint64_t process[RANKS], member[RANKS]; /* rank epochs, in the job and in the group */
     uint64_t host[RANKS];
-    uint64_t group;
+    uint64_t group, epoch; /* of the newest committed view */
+    uint64_t issued;       /* operations, by every rank */
     struct heard heard[RANKS][HEARD];
     int num_heard[RANKS];
 };
@@ -44,6 +46,8 @@ static void hear(struct job *job, int rank, const struct ctl_bytes *bytes)
                        .num_slots = msg.num_slots,
                        .rank_epoch = msg.rank_epoch,
                        .epoch = msg.epoch,
+                       .id = msg.id,
+                       .status = msg.status,
                        .flag = msg.flag};
     if (msg.type == CTL_MSG_WELCOME)
         job->process[rank] = msg.rank_epoch;
@@ -51,6 +55,8 @@ static void hear(struct job *job, int rank, const struct ctl_bytes *bytes)
         job->member[rank] = msg.rank_epoch;
         job->group = msg.group;
     }
+    if (msg.type == CTL_MSG_START || msg.type == CTL_MSG_COMMIT)
+        job->epoch = msg.epoch;
     ctl_msg_release(&job->env, &msg);
 }
 
@@ -152,28 +158,46 @@ static void attached(struct job *job, int rank, uint64_t to)
                          .text = ""});
 }
 
-static void propose(struct job *job, int rank, enum ctl_proposal_kind kind, uint32_t slot)
+/* epoch: of the view that the proposer has. */
+static void propose_seen(struct job *job, int rank, enum ctl_proposal_kind kind,
+                         uint32_t num_slots, uint32_t *slots, uint64_t epoch)
 {
     static uint64_t id;
     say(job, rank,
         (struct ctl_msg){.type = CTL_MSG_PROPOSE,
                          .id = ++id,
                          .kind = kind,
-                         .num_slots = kind == CTL_PROPOSE_JOIN ? 0 : 1,
-                         .slots = &slot,
-                         .timeout_ns = 10 * SECOND});
+                         .epoch = epoch,
+                         .num_slots = num_slots,
+                         .slots = slots,
+                         .timeout_ns = SECOND});
 }
 
-/* Nobody has issued an operation. */
+static void propose(struct job *job, int rank, enum ctl_proposal_kind kind, uint32_t slot)
+{
+    propose_seen(job, rank, kind, kind == CTL_PROPOSE_JOIN ? 0 : 1, &slot, job->epoch);
+}
+
+/* The sign of life that it was asked for. */
+static void answer_probe(struct job *job, int rank)
+{
+    const struct heard *probe = last(job, rank, CTL_MSG_HEARTBEAT);
+    assert_true(probe && probe->flag);
+    say(job, rank, (struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .id = probe->id});
+}
+
+/* The rank has issued `issued` operations, and finished none. */
 static void answer(struct job *job, int rank)
 {
     const struct heard *prepare = last(job, rank, CTL_MSG_PREPARE);
-    uint64_t published[RANKS] = {0};
+    uint64_t none = ctl_x_end(0), published[RANKS] = {none, none, none, none, none};
     assert_non_null(prepare);
     say(job, rank,
         (struct ctl_msg){.type = CTL_MSG_ANSWER,
                          .answer = {.ballot = prepare->epoch,
-                                    .next = 1,
+                                    .ready = none,
+                                    .done = none,
+                                    .next = 1 + job->issued,
                                     .num_dead = prepare->num_slots,
                                     .published = published}});
 }
@@ -271,6 +295,120 @@ static void test_joiners_of_two_proposals(void **state)
     ctl_coordinator_destroy(job.coordinator);
 }
 
+/* Ranks that one call names come in together, or not yet. */
+static void test_joiners_of_one_proposal(void **state)
+{
+    struct job job;
+    uint32_t both[2] = {3, 4};
+    open_job(&job, 2);
+    join(&job, 3, 2, 2);
+    join(&job, 4, 2, 2);
+    propose_seen(&job, 0, CTL_PROPOSE_ACTIVATE, 2, both, job.epoch);
+    attached(&job, 3, job.member[4]);
+    assert_null(last(&job, 0, CTL_MSG_PREPARE));
+    attached(&job, 4, job.member[3]);
+    answer(&job, 0);
+    answer(&job, 1);
+    assert_true(is_in(&job, 3) && is_in(&job, 4));
+    ctl_coordinator_destroy(job.coordinator);
+}
+
+/* What it attached to before another one was let in does not hold that one. */
+static void test_a_joiner_lacks_who_came_since(void **state)
+{
+    struct job job;
+    open_job(&job, 2);
+    enter(&job, 3, 2);
+    propose(&job, 3, CTL_PROPOSE_JOIN, 0);
+    join(&job, 4, 2, 2);
+    propose(&job, 0, CTL_PROPOSE_ACTIVATE, 4);
+    answer(&job, 0);
+    answer(&job, 1);
+    assert_true(is_in(&job, 4));
+    attached(&job, 3, 0);
+    for (int i = 0; i < RANKS; i++)
+        if (i != 2 && i != 3)
+            attached(&job, i, job.member[3]);
+    forget(&job);
+    propose(&job, 0, CTL_PROPOSE_ACTIVATE, 3);
+    assert_null(last(&job, 0, CTL_MSG_PREPARE));
+    attached(&job, 3, job.member[4]);
+    assert_non_null(last(&job, 0, CTL_MSG_PREPARE));
+    ctl_coordinator_destroy(job.coordinator);
+}
+
+/* The time of its call is over: nobody lets it in any more. */
+static void test_a_join_expires(void **state)
+{
+    struct job job;
+    open_job(&job, 2);
+    join(&job, 3, 2, 2);
+    pass(&job, 2 * SECOND);
+    assert_int_equal(last(&job, 3, CTL_MSG_PROPOSED)->status, HDL_ETIMEDOUT);
+    propose(&job, 0, CTL_PROPOSE_ACTIVATE, 3);
+    assert_null(last(&job, 0, CTL_MSG_PREPARE));
+    ctl_coordinator_destroy(job.coordinator);
+}
+
+/* Who names a rank that its own view has means its successor, if the rank has ended; who
+ * has not seen it come in means this one. */
+static void test_admitting_a_member(void **state)
+{
+    struct job job;
+    uint32_t slot = 3;
+    open_job(&job, 2);
+    uint64_t before = job.epoch;
+    join(&job, 3, 2, 2);
+    propose(&job, 0, CTL_PROPOSE_ACTIVATE, 3);
+    answer(&job, 0);
+    answer(&job, 1);
+    forget(&job);
+    propose_seen(&job, 1, CTL_PROPOSE_ACTIVATE, 1, &slot, before);
+    assert_int_equal(last(&job, 1, CTL_MSG_PROPOSED)->status, HDL_OK);
+    assert_null(last(&job, 3, CTL_MSG_HEARTBEAT));
+    forget(&job);
+    propose_seen(&job, 1, CTL_PROPOSE_ACTIVATE, 1, &slot, job.epoch);
+    assert_null(last(&job, 1, CTL_MSG_PROPOSED));
+    answer_probe(&job, 3);
+    assert_int_equal(last(&job, 1, CTL_MSG_PROPOSED)->status, HDL_OK);
+    ctl_coordinator_destroy(job.coordinator);
+}
+
+/* Who removes itself hears of it when all others have the view, or when they are even
+ * behind its last operation. */
+static void test_removing_oneself(void **state)
+{
+    for (int closed = 0; closed < 2; closed++) {
+        struct job job;
+        open_job(&job, 3);
+        job.issued = 1;
+        propose(&job, 0, CTL_PROPOSE_DEACTIVATE, 0);
+        for (int i = 0; i < 3; i++)
+            answer(&job, i);
+        assert_null(last(&job, 0, CTL_MSG_PROPOSED));
+        if (closed) {
+            for (int i = 0; i < 3; i++)
+                say(&job, i, (struct ctl_msg){.type = CTL_MSG_FINISHED, .x = UINT64_MAX});
+        } else {
+            answer_probe(&job, 1);
+            assert_null(last(&job, 0, CTL_MSG_PROPOSED));
+            answer_probe(&job, 2);
+        }
+        assert_int_equal(last(&job, 0, CTL_MSG_PROPOSED)->status, HDL_OK);
+        ctl_coordinator_destroy(job.coordinator);
+    }
+}
+
+static void test_the_last_one_is_not_removed(void **state)
+{
+    struct job job;
+    uint32_t both[2] = {0, 1};
+    open_job(&job, 2);
+    propose_seen(&job, 0, CTL_PROPOSE_DEACTIVATE, 2, both, job.epoch);
+    assert_int_equal(last(&job, 0, CTL_MSG_PROPOSED)->status, HDL_EINVAL);
+    ctl_coordinator_destroy(job.coordinator);
+}
+
 /* A joiner reaches another one, which ends; its successor is let in first. */
 static void test_a_joiner_is_replaced(void **state)
 {
@@ -314,8 +452,7 @@ static void test_a_member_comes_back(void **state)
 {
     struct job job;
     open_job(&job, 2);
-    struct ctl_group_state mine = {.group = job.group,
-                                   .epoch = last(&job, 1, CTL_MSG_START)->epoch};
+    struct ctl_group_state mine = {.group = job.group, .epoch = job.epoch};
     join(&job, 3, 2, 1);
     for (int reaches = 0; reaches < 2; reaches++) {
         lose_connection(&job, 1);
@@ -455,7 +592,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_joiners_of_two_proposals),
+        cmocka_unit_test(test_joiners_of_one_proposal),
         cmocka_unit_test(test_a_joiner_is_replaced),
+        cmocka_unit_test(test_a_joiner_lacks_who_came_since),
+        cmocka_unit_test(test_a_join_expires),
+        cmocka_unit_test(test_admitting_a_member),
+        cmocka_unit_test(test_removing_oneself),
+        cmocka_unit_test(test_the_last_one_is_not_removed),
         cmocka_unit_test(test_a_member_comes_back),
         cmocka_unit_test(test_a_member_comes_back_without_its_group),
         cmocka_unit_test(test_who_goes_for_a_link),
