@@ -514,7 +514,7 @@ hdl_scatterv(struct hdl_group *group, const void *src, const size_t *counts,
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_send(struct hdl_group *group, const void *src, size_t count, enum hdl_dtype dtype,
          int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);
-/* peer may be HDL_ANY_SOURCE, tag HDL_ANY_TAG: hdl_op_source says what came. */
+/* peer: or HDL_ANY_SOURCE (HDL_EPEER once alone), tag: or HDL_ANY_TAG (hdl_op_source). */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype,
          int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);

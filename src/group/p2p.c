@@ -256,24 +256,34 @@ static void start_send(struct hdl_group *group, struct hdl_op *op)
     peer->stream->send(group, op);
 }
 
+/* Others were there, and none is any more. What this rank sends itself would come. */
 static bool nobody_left(struct hdl_group *group)
 {
-    for (uint32_t r = 0; r < group->capacity; r++)
-        if (peer_of(group, r)->stream && !peer_of(group, r)->lost)
+    bool lost = false;
+    for (uint32_t r = 0; r < group->capacity; r++) {
+        const struct group_p2p_peer *peer = peer_of(group, r);
+        if (r == group->rank || !peer->stream)
+            continue;
+        if (!peer->lost)
             return false;
-    return true;
+        lost = true;
+    }
+    return lost;
 }
 
 static void start_receive(struct hdl_group *group, struct hdl_op *op)
 {
+    bool alone = op->peer < 0 && nobody_left(group);
+    while (alone && peer_of(group, group->rank)->stream->progress(group, group->rank))
+        ;
     if (!base_list_empty(&group->unexpected) && take_unexpected(group, op))
         return;
     if (op->peer >= 0 && peer_of(group, (uint32_t)op->peer)->lost) {
         fail_lost(group, op, (uint32_t)op->peer);
         return;
     }
-    if (op->peer < 0 && nobody_left(group)) {
-        fail_op(group, op, HDL_EPEER, "recv: no rank is left");
+    if (alone) {
+        fail_op(group, op, HDL_EPEER, "recv: no other rank is left");
         return;
     }
     base_list_push_back(&group->receives, &op->node);
@@ -417,8 +427,14 @@ void group_p2p_adopt(struct hdl_group *group)
         lose(group, r);
         lost = true;
     }
-    if (lost && nobody_left(group))
-        fail_all(group, &group->receives, HDL_EPEER, "recv: no rank is left");
+    if (!lost || !nobody_left(group))
+        return;
+    base_list_each(node, after, &group->receives)
+    {
+        struct hdl_op *op = base_container_of(node, struct hdl_op, node);
+        if (op->peer < 0)
+            fail_op(group, op, HDL_EPEER, "recv: no other rank is left");
+    }
 }
 
 void group_p2p_fail(struct hdl_group *group, enum hdl_status status, const char *text)

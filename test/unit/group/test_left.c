@@ -101,6 +101,28 @@ static void test_removed_and_back(void **state)
     harness_close(&harness);
 }
 
+/* A removed rank lives on, and its messages come until it has left. */
+static void test_messages_of_a_removed_rank(void **state)
+{
+    (void)state;
+    unsigned char data[8] = {7}, in[8] = {0};
+    struct hdl_op *op;
+    harness_open(&harness, 2, 2, SLOTS, 4096);
+    struct hdl_group *group = harness.ranks[0].group, *other = harness.ranks[1].group;
+    CHECK(hdl_recv(group, in, 8, HDL_U8, 1, 1, NULL, &op) == HDL_OK);
+    commit(1, 0, GROUP_X_END(0));
+    CHECK(hdl_op_test(op) == HDL_PENDING);
+    CHECK(hdl_send(other, data, 8, HDL_U8, 0, 1, NULL, NULL) == HDL_OK);
+    CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_OK && in[0] == 7);
+    hdl_op_free(op);
+    CHECK(hdl_recv(group, in, 8, HDL_U8, 1, 1, NULL, &op) == HDL_OK);
+    atomic_store(&group_segment_head(other->segment)->left, 1);
+    commit(1, 0, GROUP_X_END(0));
+    CHECK(hdl_op_wait(op, HDL_FOREVER) == HDL_EPEER);
+    hdl_op_free(op);
+    harness_close(&harness);
+}
+
 /* All ranks begin an operation under the view that makes it the last of one of them. */
 static void test_last_operation(void **state)
 {
@@ -137,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stopped_while_reading),
         cmocka_unit_test(test_removed_and_back),
+        cmocka_unit_test(test_messages_of_a_removed_rank),
         cmocka_unit_test(test_last_operation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

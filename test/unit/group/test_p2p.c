@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "base/random.h"
+#include "group/p2p.h"
 #include "harness.h"
 
 static unsigned char value(uint32_t from, uint32_t to, size_t salt, size_t i)
@@ -323,6 +324,80 @@ static void test_lost_half_way(void **state)
     harness_close(&h);
 }
 
+static enum hdl_status within_seconds(struct hdl_op *op)
+{
+    enum hdl_status status = hdl_op_wait(op, 5000000);
+    CHECK(status != HDL_PENDING);
+    hdl_op_free(op);
+    return status;
+}
+
+static struct hdl_op *receive(struct hdl_group *group, void *data, size_t bytes,
+                              int32_t peer, int32_t tag)
+{
+    struct hdl_op *op;
+    CHECK(hdl_recv(group, data, bytes, HDL_U8, peer, tag, NULL, &op) == HDL_OK);
+    return op;
+}
+
+static void announce_large(struct harness_rank *me, void *argument)
+{
+    static unsigned char out[1 << 20];
+    struct hdl_op *op;
+    (void)argument;
+    if (me->rank == 1)
+        CHECK(hdl_send(me->group, out, sizeof(out), HDL_U8, 0, 1, NULL, &op) == HDL_OK);
+}
+
+/* It was announced and nobody asked for it: its receive ends; and what a rank announced
+ * is nothing that its successor sends. */
+static void test_lost_before_its_receive(void **state)
+{
+    (void)state;
+    static unsigned char in[1 << 20];
+    for (int replaced = 0; replaced < 2; replaced++) {
+        struct harness h;
+        harness_open(&h, 3, 3, 4, 4096);
+        struct hdl_group *group = h.ranks[0].group;
+        harness_run(&h, announce_large, NULL);
+        struct hdl_op *other = receive(group, in, 8, 1, 9);
+        CHECK(hdl_op_test(other) == HDL_PENDING); /* and has seen the announcement */
+        harness_lose(&h, 1, true);
+        CHECK(within_seconds(other) == HDL_EPEER);
+        group_engine_lock(h.ranks[0].engine);
+        CHECK(group->p2p->num_unexpected == 1);
+        if (replaced)
+            group_p2p_connect(group, 1, ctl_rank_epoch(1, 2));
+        CHECK(group->p2p->num_unexpected == !replaced);
+        group_engine_unlock(h.ranks[0].engine);
+        if (!replaced)
+            CHECK(within_seconds(receive(group, in, sizeof(in), 1, 1)) == HDL_EPEER);
+        harness_close(&h);
+    }
+}
+
+/* Nobody is left who could send, but the rank itself. */
+static void test_any_source_alone(void **state)
+{
+    (void)state;
+    unsigned char data[8] = {7}, in[8] = {0};
+    struct harness h;
+    harness_open(&h, 2, 3, 4, 4096);
+    struct hdl_group *group = h.ranks[0].group;
+    struct hdl_op *op = receive(group, in, 8, HDL_ANY_SOURCE, 1);
+    CHECK(hdl_op_test(op) == HDL_PENDING);
+    harness_lose(&h, 1, true);
+    CHECK(within_seconds(op) == HDL_EPEER);
+    CHECK(within_seconds(receive(group, in, 8, HDL_ANY_SOURCE, 1)) == HDL_EPEER);
+    CHECK(hdl_send(group, data, 8, HDL_U8, 0, 1, NULL, NULL) == HDL_OK);
+    CHECK(within_seconds(receive(group, in, 8, HDL_ANY_SOURCE, 1)) == HDL_OK);
+    CHECK(in[0] == 7);
+    op = receive(group, in, 8, 0, 2);
+    CHECK(hdl_send(group, data, 8, HDL_U8, 0, 2, NULL, NULL) == HDL_OK);
+    CHECK(within_seconds(op) == HDL_OK);
+    harness_close(&h);
+}
+
 static void blocked(struct harness_rank *me, void *argument)
 {
     unsigned char data[8];
@@ -347,11 +422,17 @@ static void test_abort(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ping),       cmocka_unit_test(test_crossing),
-        cmocka_unit_test(test_any_source), cmocka_unit_test(test_lengths),
-        cmocka_unit_test(test_both_ways),  cmocka_unit_test(test_flood),
-        cmocka_unit_test(test_lost_peer),  cmocka_unit_test(test_lost_half_way),
+        cmocka_unit_test(test_ping),
+        cmocka_unit_test(test_crossing),
+        cmocka_unit_test(test_any_source),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_both_ways),
+        cmocka_unit_test(test_flood),
+        cmocka_unit_test(test_lost_peer),
+        cmocka_unit_test(test_lost_half_way),
         cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_lost_before_its_receive),
+        cmocka_unit_test(test_any_source_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
