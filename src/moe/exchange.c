@@ -341,6 +341,16 @@ enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *
     return HDL_OK;
 }
 
+enum hdl_status moe_handle_open_early(struct hdl_moe *m,
+                                      const struct hdl_moe_handle *handle,
+                                      struct moe_lane **out)
+{
+    enum hdl_status status = moe_handle_open(m, handle, MOE_RECEIVED, out);
+    if (status == HDL_EINVAL && moe_handle_open(m, handle, MOE_SENT, out) == HDL_OK)
+        status = HDL_OK;
+    return status;
+}
+
 /* ------------------------------------------------------------------------ counters */
 
 static void copy_counters(uint64_t *to, const uint64_t *from, uint32_t n)

@@ -343,9 +343,13 @@ enum hdl_status moe_received_open(const struct hdl_moe *m,
 void moe_received_close(struct hdl_moe_received *received, int64_t num_rows,
                         int64_t num_pairs);
 
-/* The lane of an open step in one of two phases. */
+/* The lane of an open step in this phase. */
 enum hdl_status moe_handle_open(struct hdl_moe *m, const struct hdl_moe_handle *handle,
                                 enum moe_phase phase, struct moe_lane **lane);
+/* Before combine, also before dispatch_recv. */
+enum hdl_status moe_handle_open_early(struct hdl_moe *m,
+                                      const struct hdl_moe_handle *handle,
+                                      struct moe_lane **lane);
 void moe_handle_make(const struct hdl_moe *m, const struct moe_lane *lane,
                      struct hdl_moe_handle *handle);
 

@@ -277,9 +277,7 @@ enum hdl_status moe_gpu_call_buffer(struct hdl_moe *m,
 {
     struct moe_lane *lane;
     uint64_t address;
-    enum hdl_status status = moe_handle_open(m, handle, MOE_RECEIVED, &lane);
-    if (status == HDL_EINVAL && moe_handle_open(m, handle, MOE_SENT, &lane) == HDL_OK)
-        status = HDL_OK;
+    enum hdl_status status = moe_handle_open_early(m, handle, &lane);
     if (status == HDL_OK)
         status = moe_gpu_buffer(m->link->gpu, lane->number, &address);
     if (status == HDL_OK)
@@ -320,9 +318,8 @@ static void add_counters(struct hdl_moe *m, const struct moe_gpu_counters *c)
 }
 
 /* Counters live in the device; the record of errors is the exchange's. */
-enum hdl_status moe_gpu_call_status(const struct hdl_moe *exchange)
+enum hdl_status moe_gpu_call_status(struct hdl_moe *m)
 {
-    struct hdl_moe *m = (struct hdl_moe *)exchange;
     struct moe_gpu_state s;
     uint64_t steps = m->first_next, incomplete = 0;
     enum hdl_status status = HDL_OK;

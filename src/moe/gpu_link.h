@@ -53,6 +53,6 @@ enum hdl_status moe_gpu_call_combine(struct hdl_moe *m, uint32_t phase,
                                      const struct hdl_moe_call *opts);
 enum hdl_status moe_gpu_call_buffer(struct hdl_moe *m,
                                     const struct hdl_moe_handle *handle, void **rows);
-enum hdl_status moe_gpu_call_status(const struct hdl_moe *m);
+enum hdl_status moe_gpu_call_status(struct hdl_moe *m);
 
 #endif

@@ -181,11 +181,8 @@ enum hdl_status hdl_moe_next_combine_buffer(struct hdl_moe *m,
             base_fail(HDL_ENOTSUP, "next_combine_buffer: opaque rows have no combine");
     if (status == HDL_OK && m->link)
         return moe_gpu_call_buffer(m, handle, rows);
-    if (status == HDL_OK) {
-        status = moe_handle_open(m, handle, MOE_RECEIVED, &lane);
-        if (status == HDL_EINVAL && moe_handle_open(m, handle, MOE_SENT, &lane) == HDL_OK)
-            status = HDL_OK; /* also before dispatch_recv */
-    }
+    if (status == HDL_OK)
+        status = moe_handle_open_early(m, handle, &lane);
     if (status == HDL_OK)
         *rows = m->peers->own + moe_buffer(&m->config.layout, lane->number);
     return status;
@@ -196,8 +193,8 @@ enum hdl_status hdl_moe_status(const struct hdl_moe *m, struct hdl_moe_state *st
     enum hdl_status status = moe_exchange_check(m);
     if (status == HDL_OK && !state)
         status = base_fail(HDL_EINVAL, "hdl_moe_status: state is NULL");
-    if (status == HDL_OK && m->link)
-        status = moe_gpu_call_status(m);
+    if (status == HDL_OK && m->link) /* fetches the device's counters */
+        status = moe_gpu_call_status((struct hdl_moe *)(uintptr_t)m);
     return status ? status : moe_exchange_status(m, state);
 }
 
