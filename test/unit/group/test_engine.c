@@ -355,6 +355,29 @@ static void test_stats_and_text(void **state)
     harness_close(&h);
 }
 
+/* Ranks of more than one word of the mask, each counted once. */
+static void test_many_failed(void **state)
+{
+    (void)state;
+    struct harness h;
+    struct hdl_op *op;
+    uint64_t mask[2];
+    harness_open(&h, 2, 100, 4, 65536);
+    CHECK(hdl_barrier(h.ranks[0].group, NULL, &op) == HDL_OK);
+    group_engine_lock(h.ranks[0].engine);
+    for (int i = 0; i < 2; i++) {
+        group_op_mark_failed(op, 3);
+        group_op_mark_failed(op, 70);
+        group_op_mark_failed(op, 99);
+    }
+    group_op_finish(op, HDL_EPEER);
+    group_engine_unlock(h.ranks[0].engine);
+    CHECK(hdl_op_failed(op, mask, 2) == 3);
+    CHECK(mask[0] == 1 << 3 && mask[1] == (UINT64_C(1) << 6 | UINT64_C(1) << 35));
+    hdl_op_free(op);
+    harness_close(&h);
+}
+
 static void test_overrides(void **state)
 {
     (void)state;
@@ -373,6 +396,7 @@ int main(void)
         cmocka_unit_test(test_threads),        cmocka_unit_test(test_views),
         cmocka_unit_test(test_no_memory),      cmocka_unit_test(test_local_completion),
         cmocka_unit_test(test_stats_and_text), cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_many_failed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
