@@ -98,6 +98,34 @@ static void test_keys_fabric(void **state)
     assert_int_equal(pair_run(NET_FABRIC, body_keys), 0);
 }
 
+/* A peer that acknowledges what it was not sent is not believed. */
+static void body_acknowledgements(struct pair *pair)
+{
+    struct hdl_window *window = pair_window(pair, 0, 4096);
+    struct hdl_peer_window *remote = pair_remote(pair, 0, NET_WRITE);
+    struct net_fabric *fabric = pair->net->fabric;
+    struct fabric_link *link = remote->fabric->link;
+    CHECK(hdl_signal(remote, 0, 1, HDL_SIGNAL_SET) == HDL_OK);
+    fabric_lock(fabric);
+    for (uint32_t ahead = 0; ahead < 3; ahead++) {
+        uint32_t base = link->base, tail = link->tail;
+        fabric_link_acknowledged(fabric, link, tail + ahead, false);
+        CHECK(link->base == base && link->tail == tail);
+    }
+    fabric_unlock(fabric);
+    CHECK(hdl_window_wait(window, 0, 1, NULL, 20000000) == HDL_OK);
+    pair_meet(pair);
+    net_remote_close(remote);
+    net_window_destroy(window);
+}
+
+static void test_acknowledgements(void **state)
+{
+    if (!pair_has_fabric())
+        skip();
+    assert_int_equal(pair_run(NET_FABRIC, body_acknowledgements), 0);
+}
+
 /* Over shared memory the descriptor is not given out at all. */
 static void body_keys_shm(struct pair *pair)
 {
@@ -361,11 +389,17 @@ static void test_short_memory_fabric(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_arguments),    cmocka_unit_test(test_unsealed),
-        cmocka_unit_test(test_no_library),   cmocka_unit_test(test_no_provider),
-        cmocka_unit_test(test_memory_keys),  cmocka_unit_test(test_keys_shm),
-        cmocka_unit_test(test_keys_fabric),  cmocka_unit_test(test_strangers),
-        cmocka_unit_test(test_short_memory), cmocka_unit_test(test_short_memory_fabric),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_unsealed),
+        cmocka_unit_test(test_no_library),
+        cmocka_unit_test(test_no_provider),
+        cmocka_unit_test(test_memory_keys),
+        cmocka_unit_test(test_keys_shm),
+        cmocka_unit_test(test_keys_fabric),
+        cmocka_unit_test(test_acknowledgements),
+        cmocka_unit_test(test_strangers),
+        cmocka_unit_test(test_short_memory),
+        cmocka_unit_test(test_short_memory_fabric),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
