@@ -17,7 +17,7 @@ enum { RANKS = 5, HEARD = 128, GROUP_KEY = 9 };
 struct heard {
     enum ctl_msg_type type;
     uint32_t slot, num_slots;
-    uint64_t rank_epoch, epoch, id;
+    uint64_t rank_epoch, epoch, id, link_from, link_to;
     enum hdl_status status;
     bool flag;
 };
@@ -29,8 +29,9 @@ struct job {
     uint64_t next_conn, conns[RANKS];
     uint64_t process[RANKS], member[RANKS]; /* rank epochs, in the job and in the group */
     uint64_t host[RANKS];
-    uint64_t group, epoch; /* of the newest committed view */
-    uint64_t issued;       /* operations, by every rank */
+    bool manual;               /* lost ranks stay */
+    uint64_t group, epoch;     /* of the newest committed view */
+    uint64_t issued, finished; /* operations, by every rank */
     struct heard heard[RANKS][HEARD];
     int num_heard[RANKS];
 };
@@ -48,6 +49,8 @@ static void hear(struct job *job, int rank, const struct ctl_bytes *bytes)
                        .epoch = msg.epoch,
                        .id = msg.id,
                        .status = msg.status,
+                       .link_from = msg.change.link_from,
+                       .link_to = msg.change.link_to,
                        .flag = msg.flag};
     if (msg.type == CTL_MSG_WELCOME)
         job->process[rank] = msg.rank_epoch;
@@ -135,8 +138,8 @@ static void enter_as(struct job *job, int rank, int founders, bool join)
                                           .ranks = ranks,
                                           .num_ranks = RANKS,
                                           .join = join,
-                                          .auto_deactivate = true,
-                                          .auto_sync = true,
+                                          .auto_deactivate = !job->manual,
+                                          .auto_sync = !job->manual,
                                           .timeout_ns = 10 * SECOND,
                                           .endpoint = "blob",
                                           .endpoint_size = 4}});
@@ -186,20 +189,29 @@ static void answer_probe(struct job *job, int rank)
     say(job, rank, (struct ctl_msg){.type = CTL_MSG_HEARTBEAT, .id = probe->id});
 }
 
-/* The rank has issued `issued` operations, and finished none. */
+/* The rank has issued and finished as many operations as `job` says. */
 static void answer(struct job *job, int rank)
 {
     const struct heard *prepare = last(job, rank, CTL_MSG_PREPARE);
-    uint64_t none = ctl_x_end(0), published[RANKS] = {none, none, none, none, none};
+    uint64_t x = ctl_x_end(job->finished), published[RANKS] = {x, x, x, x, x};
     assert_non_null(prepare);
     say(job, rank,
         (struct ctl_msg){.type = CTL_MSG_ANSWER,
                          .answer = {.ballot = prepare->epoch,
-                                    .ready = none,
-                                    .done = none,
+                                    .ready = x,
+                                    .done = x,
                                     .next = 1 + job->issued,
                                     .num_dead = prepare->num_slots,
                                     .published = published}});
+}
+
+static void found(struct job *job, int founders)
+{
+    for (int i = 0; i < founders; i++)
+        enter(job, i, founders);
+    for (int i = 0; i < founders; i++)
+        attached(job, i, 0);
+    assert_non_null(last(job, 0, CTL_MSG_START));
 }
 
 /* `far`: ranks (bits) that are not on the coordinator's host. */
@@ -216,11 +228,8 @@ static void open_job_on(struct job *job, int founders, unsigned far)
         job->host[i] = far >> i & 1 ? 8 : 7;
         hello(job, i, 100 + (uint64_t)i, 0, NULL);
     }
-    for (int i = 0; i < founders; i++)
-        enter(job, i, founders);
-    for (int i = 0; i < founders; i++)
-        attached(job, i, 0);
-    assert_non_null(last(job, 0, CTL_MSG_START));
+    if (founders > 0)
+        found(job, founders);
 }
 
 static void open_job(struct job *job, int founders)
@@ -543,6 +552,31 @@ static void test_a_link_of_a_former_rank(void **state)
     ctl_coordinator_destroy(job.coordinator);
 }
 
+/* Where nobody is removed the open operations fail for the link, which the views say
+ * until everybody has ended them. */
+static void test_a_link_where_all_stay(void **state)
+{
+    struct job job;
+    open_job(&job, 0);
+    job.manual = true;
+    found(&job, 4);
+    job.issued = 4;
+    link_down(&job, 0, 1);
+    pass(&job, SECOND * 3 / 2);
+    for (int ballot = 0; ballot < 3; ballot++) {
+        job.finished = ballot == 2 ? 4 : 0;
+        if (ballot > 0)
+            propose(&job, 0, CTL_PROPOSE_DEACTIVATE, 4 - (uint32_t)ballot);
+        for (int i = 0; i < 4; i++)
+            answer(&job, i);
+        const struct heard *commit = last(&job, 0, CTL_MSG_COMMIT);
+        assert_int_equal(commit->link_from, 1);
+        assert_int_equal(commit->link_to, ballot == 2 ? 0 : 4);
+    }
+    assert_null(last(&job, 1, CTL_MSG_FENCED));
+    ctl_coordinator_destroy(job.coordinator);
+}
+
 /* A process of the coordinator's host whose connection closed has ended at once, another
  * has time to come back; not the time in which the coordinator itself did not run. */
 static void test_grace(void **state)
@@ -603,6 +637,7 @@ int main(void)
         cmocka_unit_test(test_a_member_comes_back_without_its_group),
         cmocka_unit_test(test_who_goes_for_a_link),
         cmocka_unit_test(test_a_link_of_a_former_rank),
+        cmocka_unit_test(test_a_link_where_all_stay),
         cmocka_unit_test(test_grace),
         cmocka_unit_test(test_neighbours),
     };
