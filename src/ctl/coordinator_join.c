@@ -267,8 +267,7 @@ void coord_joiner_lacks(const struct coord_group *group, uint32_t i, char *text,
 bool coord_joiner_ready(const struct coord_group *group, const struct coord_slot *slot)
 {
     const struct coord_member *joiner = slot->joiner;
-    if (!joiner || joiner->state != MEMBER_READY || joiner->dead || slot->holder ||
-        !joiner->introduced)
+    if (!joiner || joiner->state != MEMBER_READY || slot->holder || !joiner->introduced)
         return false;
     for (uint32_t k = 0; k < group->params.capacity; k++) {
         if (coord_is_asked(group->slots[k].holder) && !coord_joiner_connected(joiner, k))

@@ -149,6 +149,8 @@ static void place(struct ctl_coordinator *c, struct coord_group *group, uint32_t
     } else if (!slot->holder && seen->rank_epoch != 0 && !seen->closed) {
         make_ghost(c, group, i);
     }
+    if (slot->joiner && slot->joiner->dead) /* since it reported */
+        coord_member_free(c, slot->joiner);
 }
 
 /* Nobody runs it: its founders begin again. */

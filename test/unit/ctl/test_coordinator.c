@@ -125,24 +125,30 @@ static void hello(struct job *job, int rank, uint64_t incarnation, uint64_t rank
                                    .groups = state}});
 }
 
-static void enter_as(struct job *job, int rank, int founders, bool join)
+static struct ctl_registration registration_of(const struct job *job, int rank,
+                                               int founders, bool join)
 {
     static const uint32_t ranks[RANKS] = {0, 1, 2, 3, 4};
+    return (struct ctl_registration){.name = "world",
+                                     .capacity = RANKS,
+                                     .slot = (uint32_t)rank,
+                                     .num_founders = (uint32_t)founders,
+                                     .ranks = ranks,
+                                     .num_ranks = RANKS,
+                                     .join = join,
+                                     .auto_deactivate = !job->manual,
+                                     .auto_sync = !job->manual,
+                                     .timeout_ns = 10 * SECOND,
+                                     .endpoint = "blob",
+                                     .endpoint_size = 4};
+}
+
+static void enter_as(struct job *job, int rank, int founders, bool join)
+{
     say(job, rank,
         (struct ctl_msg){.type = CTL_MSG_REGISTER,
                          .key = GROUP_KEY,
-                         .registration = {.name = "world",
-                                          .capacity = RANKS,
-                                          .slot = (uint32_t)rank,
-                                          .num_founders = (uint32_t)founders,
-                                          .ranks = ranks,
-                                          .num_ranks = RANKS,
-                                          .join = join,
-                                          .auto_deactivate = !job->manual,
-                                          .auto_sync = !job->manual,
-                                          .timeout_ns = 10 * SECOND,
-                                          .endpoint = "blob",
-                                          .endpoint_size = 4}});
+                         .registration = registration_of(job, rank, founders, join)});
 }
 
 static void enter(struct job *job, int rank, int founders)
@@ -601,6 +607,54 @@ static void test_grace(void **state)
     }
 }
 
+/* To a coordinator that was started again: a group of ranks 0 and 1. */
+static void report(struct job *job, int rank, bool joiner)
+{
+    struct ctl_slot_change slots[RANKS];
+    struct ctl_view *view = ctl_view_new(&job->env, RANKS, 0);
+    assert_non_null(view);
+    view->epoch = job->epoch;
+    for (uint32_t r = 0; r < 2; r++)
+        view->slots[r] = (struct ctl_slot){
+            .rank_epoch = job->member[r], .last = CTL_X_FOREVER, .active = true};
+    hello(job, rank, 100 + (uint64_t)rank, job->process[rank], NULL);
+    say(job, rank,
+        (struct ctl_msg){.type = CTL_MSG_STATE,
+                         .key = GROUP_KEY,
+                         .slot = (uint32_t)rank,
+                         .rank_epoch = job->member[rank],
+                         .epoch = view->epoch,
+                         .flag = !joiner,
+                         .registration = registration_of(job, rank, 2, joiner),
+                         .change = ctl_view_whole(view, slots)});
+    ctl_view_unref(view);
+}
+
+/* A joiner that ends before all others have reported is forgotten, and another process
+ * has its place. */
+static void test_a_joiner_ends_during_a_restart(void **state)
+{
+    const struct ctl_coordinator_options options = {
+        .num_ranks = RANKS, .host_id = 7, .standalone = true, .restarted = true};
+    struct job job;
+    open_job(&job, 2);
+    join(&job, 3, 2, 2);
+    ctl_coordinator_destroy(job.coordinator);
+    assert_ok(ctl_coordinator_create(&job.env, &options, job.now, &job.coordinator));
+    report(&job, 0, false);
+    report(&job, 3, true);
+    exited(&job, 3);
+    report(&job, 1, false);
+    forget(&job);
+    hello(&job, 3, 400, 0, NULL);
+    join(&job, 3, 2, 2);
+    propose(&job, 0, CTL_PROPOSE_ACTIVATE, 3);
+    answer(&job, 0);
+    answer(&job, 1);
+    assert_true(is_in(&job, 3));
+    ctl_coordinator_destroy(job.coordinator);
+}
+
 static int num_neighbours(const struct job *job, int rank, uint64_t about)
 {
     int count = 0;
@@ -639,6 +693,7 @@ int main(void)
         cmocka_unit_test(test_a_link_of_a_former_rank),
         cmocka_unit_test(test_a_link_where_all_stay),
         cmocka_unit_test(test_grace),
+        cmocka_unit_test(test_a_joiner_ends_during_a_restart),
         cmocka_unit_test(test_neighbours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
