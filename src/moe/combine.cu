@@ -307,14 +307,69 @@ MOE_DEVICE expectation<APART> without(expectation<APART> x,
     return x;
 }
 
+/* Up to 16 B of a row that is not a sum: of a bias, or of the old output. */
+MOE_DEVICE uint4 load_few(const moe_gpu_args &a, const unsigned char *from, uint32_t size)
+{
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (!a.wide)
+        return load_narrow(from, (int)size);
+    if (size == 16)
+        return *(const uint4 *)from;
+    v.x = *(const uint32_t *)from;
+    if (size == 8)
+        v.y = *(const uint32_t *)(from + 4);
+    return v;
+}
+
+/* Writes some elements of an own token's row: 4, 8 or 16 B of it from byte `at` on. */
+template <int TYPE>
+MOE_DEVICE void store_few(const moe_gpu_args &a, uint32_t token, uint32_t at,
+                          uint32_t size, float *acc)
+{
+    typedef element<TYPE> e;
+    const uint32_t bytes = a.geo.give.data_bytes;
+    const uint64_t place = (uint64_t)token * bytes + at;
+    unsigned char *to = (unsigned char *)a.result + place;
+    if (at >= bytes)
+        return;
+    size = min(size, bytes - at);
+    if (a.bias[0] || a.bias[1] || a.accumulate) {
+#pragma unroll 1
+        for (int i = 0; i < 3; i++) {
+            const void *rest = i == 0         ? a.bias[0]
+                               : i == 1       ? a.bias[1]
+                               : a.accumulate ? a.result
+                                              : NULL;
+            float x[e::COUNT];
+            if (!rest)
+                continue;
+            e::unpack(load_few(a, (const unsigned char *)rest + place, size), x);
+#pragma unroll
+            for (int j = 0; j < e::COUNT; j++)
+                acc[j] += x[j];
+        }
+    }
+    const uint4 v = e::pack(acc);
+    if (!a.wide) {
+        store_narrow(to, v, (int)size);
+    } else if (size == 16) {
+        *(uint4 *)to = v;
+    } else {
+        *(uint32_t *)to = v.x;
+        if (size == 8)
+            *(uint32_t *)(to + 4) = v.y;
+    }
+}
+
 /* Units of a part, a power of two: 1, 2, or with FP8 4. */
 MOE_DEVICE uint32_t log_units(const moe_gpu_args &a)
 {
     return log_of((a.geo.part_elements + UNIT - 1) / UNIT);
 }
 
-/* A unit of an own token on another wire, 8 elements a lane; else as take_accesses. */
-template <int TYPE, bool APART, bool PLAIN>
+/* A unit of an own token in parts with flags, 8 elements a lane; else as take_accesses.
+ */
+template <int TYPE, bool APART>
 MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
                           uint32_t unit, const expectation<APART> &x,
                           typename place_set<APART>::type places, bool stores)
@@ -322,14 +377,12 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
     typedef element<TYPE> e;
     const uint32_t lane = threadIdx.x & 31, log = log_units(a), number = unit >> log;
     const uint32_t base = (unit - (number << log)) * UNIT, at = base + lane * 8;
-    const uint32_t bytes = a.geo.give.data_bytes;
     const wire_part p = part_of<TYPE>(a, number);
     if (base >= p.count)
         return true;
     const unsigned char *part = own_half(a, v.half) + moe_gpu_take(&a.geo, token, 0) +
                                 (uint64_t)number * part_bytes(a);
-    if (PLAIN ? !await_flags(a, part, p, v.tag, x, places, POLLS)
-              : !await_lines(a, part, lines_of(a, p, base), v.tag, x, places, POLLS))
+    if (!await_flags(a, part, p, v.tag, x, places, POLLS))
         return false;
     float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
 #pragma unroll 1
@@ -345,8 +398,8 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
             const uint32_t number = first_place(places), place = place_of(x, number);
             w[u] = weight_of(x, number);
             if (at < p.count)
-                eight[u] = read_wire<TYPE, PLAIN>(
-                    a, part + place * (uint64_t)a.geo.give.stride, p, at);
+                eight[u] =
+                    read_wire<TYPE>(a, part + place * (uint64_t)a.geo.give.stride, p, at);
             places &= places - 1;
             count++;
         }
@@ -355,51 +408,190 @@ MOE_DEVICE bool take_unit(const moe_gpu_args &a, step_view v, uint32_t token,
             float f[8];
             if (u >= count || at >= p.count)
                 continue;
-            convert_wire<TYPE, PLAIN>(a, eight[u], f);
+            convert_wire<TYPE>(a, eight[u], f);
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 acc[i] = APART ? __fmaf_rn(w[u], f[i], acc[i]) : __fadd_rn(acc[i], f[i]);
         }
     }
-    unsigned char *row = (unsigned char *)a.result + (uint64_t)token * bytes;
 #pragma unroll
-    for (int i = 0; i < 8; i += e::COUNT) {
-        const uint32_t to = (p.first + at + i) * e::BYTES;
-        if (!stores || at >= p.count || to >= bytes)
-            continue;
-        if (a.wide) {
-            add_rest<TYPE, true>(a, token, to, false, acc + i);
-            store_part<true>(row, to, bytes, e::pack(acc + i), false);
-        } else {
-            add_rest<TYPE, false>(a, token, to, false, acc + i);
-            store_part<false>(row, to, bytes, e::pack(acc + i), false);
-        }
-    }
+    for (int i = 0; i < 8; i += e::COUNT)
+        if (stores && at < p.count)
+            store_few<TYPE>(a, token, (p.first + at + i) * e::BYTES, 16, acc + i);
     return true;
 }
 
-/* The same until it is done; returns the places that the unit lacks. */
+/* What a warp takes at once of a part in lines: some of its accesses, with FP8 those that
+ * have scales too. A vector of 16 B has so many elements. */
+template <bool FP8> struct wire_take {
+    enum { ELEMENTS = FP8 ? 16 : 4, ACCESSES = FP8 ? 1 : 4, LOADS = FP8 ? 2 : 4 };
+    enum { AT_ONCE = FP8 ? 2 : 1, OF_PART = 4 / LOADS };
+};
+
+/* Adds a contribution's accesses; with FP8, `data` is the one and that with scales. */
+template <bool FP8, bool APART>
+MOE_DEVICE void add_part(const uint4 *data, const scale_place &s, uint32_t first,
+                         float weight, float (*acc)[16])
+{
+    typedef wire_take<FP8> wire;
+#pragma unroll
+    for (int n = 0; n < wire::ACCESSES; n++) {
+        const uint32_t word[4] = {data[n].x, data[n].y, data[n].z, data[n].w};
+        float x[wire::ELEMENTS];
+        const float scale = FP8 ? scale_at(data[1], s, first) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if constexpr (FP8)
+                from_e4m3(word[i], scale, x + 4 * i);
+            else
+                x[i] = __uint_as_float(word[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < wire::ELEMENTS; i++)
+            acc[n][i] =
+                APART ? __fmaf_rn(weight, x[i], acc[n][i]) : __fadd_rn(acc[n][i], x[i]);
+    }
+}
+
+/* A lane's sums of a part, `first` the bytes of its first vector there. */
+template <int TYPE, bool FP8>
+MOE_DEVICE void store_part_sums(const moe_gpu_args &a, uint32_t token, const wire_part &p,
+                                uint32_t first, bool split, float (*acc)[16])
+{
+    typedef wire_take<FP8> wire;
+    typedef element<TYPE> e;
+    constexpr int few =
+        (int)wire::ELEMENTS < (int)e::COUNT ? (int)wire::ELEMENTS : (int)e::COUNT;
+#pragma unroll
+    for (int n = 0; n < wire::ACCESSES; n++) {
+        const uint32_t at = (first + n * MOE_GPU_ACCESS_DATA) / (16 / wire::ELEMENTS);
+#pragma unroll
+        for (int i = 0; i < wire::ELEMENTS; i += few) {
+            const int have = (split ? wire::ELEMENTS / 2 : wire::ELEMENTS) - i;
+            if (at + i < p.count && have > 0)
+                store_few<TYPE>(a, token, (p.first + at + i) * e::BYTES,
+                                min(have, few) * e::BYTES, acc[n] + i);
+        }
+    }
+}
+
+/* Reads such accesses of a contribution at `from`; true = this lane sees no line of them
+ * that is not there yet. */
+template <bool FP8>
+MOE_DEVICE bool read_part(const unsigned char *from, uint32_t access,
+                          const scale_place &s, const wire_part &p, line_tag tag,
+                          uint4 *data)
+{
+    typedef wire_take<FP8> wire;
+    const uint32_t half = (threadIdx.x & 31) >> 4;
+    const bool split = place_in_pair(threadIdx.x & 31).split;
+    bool whole = true;
+#pragma unroll
+    for (uint32_t n = 0; n < wire::LOADS; n++) {
+        const uint32_t at = !FP8 ? n : n ? s.access : access;
+        if (at * 2 + half < p.pairs)
+            data[n] = load_packet(from + at * MOE_GPU_ACCESS);
+    }
+#pragma unroll
+    for (uint32_t n = 0; n < wire::LOADS; n++) {
+        const uint32_t at = !FP8 ? n : n ? s.access : access;
+        whole &= tag_whole(data[n], tag, split && at * 2 + half < p.pairs);
+    }
+    return whole;
+}
+
+/* A piece of a part of an own token on another wire, in lines; else as take_accesses. */
+template <int TYPE, bool APART, bool FP8>
+MOE_DEVICE bool take_part(const moe_gpu_args &a, step_view v, uint32_t token,
+                          uint32_t piece, const expectation<APART> &x,
+                          typename place_set<APART>::type places, bool stores)
+{
+    typedef wire_take<FP8> wire;
+    const pair_lane place = place_in_pair(threadIdx.x & 31);
+    const uint32_t number = piece / wire::OF_PART, access = piece % wire::OF_PART;
+    const uint32_t first =
+        access * MOE_GPU_ACCESS_DATA + lane_offset(threadIdx.x & 31, place);
+    const wire_part p = part_of<TYPE>(a, number);
+    const scale_place s = scales_of(p);
+    const unsigned char *part =
+        line_of(a, v, token, 0) + (uint64_t)number * part_bytes(a);
+    float acc[wire::ACCESSES][16] = {};
+    if (access * 2 >= p.pairs)
+        return true;
+#pragma unroll 1
+    while (places) {
+        const unsigned char *from[wire::AT_ONCE];
+        float weights[wire::AT_ONCE];
+        bool exists[wire::AT_ONCE];
+        uint4 data[wire::AT_ONCE][wire::LOADS] = {};
+#pragma unroll
+        for (uint32_t u = 0; u < wire::AT_ONCE; u++) {
+            const uint32_t rank = places ? first_place(places) : 0;
+            exists[u] = places != 0;
+            from[u] = part + place_of(x, rank) * (uint64_t)a.geo.give.stride;
+            weights[u] = weight_of(x, rank);
+            places &= places - 1;
+        }
+        for (uint32_t polls = 0;; polls++) {
+            bool whole = true;
+#pragma unroll
+            for (uint32_t u = 0; u < wire::AT_ONCE; u++)
+                if (exists[u])
+                    whole &= read_part<FP8>(from[u], access, s, p, v.tag, data[u]);
+            if (__all_sync(ALL_LANES, whole))
+                break;
+            if (polls == POLLS)
+                return false;
+        }
+#pragma unroll
+        for (uint32_t u = 0; u < wire::AT_ONCE; u++)
+            if (exists[u])
+                add_part<FP8, APART>(data[u], s, first, weights[u], acc);
+    }
+    if (stores)
+        store_part_sums<TYPE, FP8>(a, token, p, first, place.split, acc);
+    return true;
+}
+
+/* Pieces of a part in lines. */
+MOE_DEVICE uint32_t pieces_of_part(const moe_gpu_args &a)
+{
+    return a.wire == MOE_GPU_WIRE_FP8 ? (uint32_t)wire_take<true>::OF_PART
+                                      : (uint32_t)wire_take<false>::OF_PART;
+}
+
+/* A unit, or a piece in lines, until it is done; returns the places that it lacks. */
 template <int TYPE, bool APART, bool PLAIN>
 MOE_DEVICE typename place_set<APART>::type
-take_unit_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t unit,
+take_wire_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t piece,
                  const expectation<APART> &x)
 {
     constexpr give_form form = PLAIN ? PLAIN_PARTS : PARTS;
     const uint32_t accesses = a.geo.part_pairs / 2;
-    const uint32_t first = (unit >> log_units(a)) * accesses;
+    const uint32_t number = PLAIN ? piece >> log_units(a) : piece / pieces_of_part(a);
+    const uint32_t first = number * accesses;
+    const bool fp8 = a.wire == MOE_GPU_WIRE_FP8;
     typename place_set<APART>::type lost = 0;
     uint32_t looks = 0;
     v.tag.kind |= APART ? TAG_APART : 0;
 #pragma unroll 1
-    while (!take_unit<TYPE, APART, PLAIN>(a, v, token, unit, x, x.places & ~lost,
-                                          !lost || a.accumulate)) {
+    for (;; looks++) {
+        const typename place_set<APART>::type places = x.places & ~lost;
+        const bool stores = !lost || a.accumulate;
+        bool done;
+        if constexpr (PLAIN)
+            done = take_unit<TYPE, APART>(a, v, token, piece, x, places, stores);
+        else if (fp8)
+            done = take_part<TYPE, APART, true>(a, v, token, piece, x, places, stores);
+        else
+            done = take_part<TYPE, APART, false>(a, v, token, piece, x, places, stores);
+        if (done)
+            return lost;
 #pragma unroll 1
         for (uint32_t n = first; n < min(first + accesses, a.give_accesses); n++)
             lost |= look_around<TYPE, false, APART, form>(a, v, token, n,
                                                           without(x, lost), looks);
-        looks++;
     }
-    return lost;
 }
 
 /* As above, for rows of their own type. What is added to the old output cannot be done
@@ -410,7 +602,7 @@ take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
             uint32_t stride, const expectation<APART> &x)
 {
     if constexpr (TAKE <= TAKE_PARTS) {
-        return take_unit_surely<TYPE, APART, TAKE == TAKE_PLAIN>(a, v, token, first, x);
+        return take_wire_surely<TYPE, APART, TAKE == TAKE_PLAIN>(a, v, token, first, x);
     } else {
         const few_accesses<TAKE> f = accesses_from<TAKE>(a, first, stride);
         typename place_set<APART>::type lost = 0;
@@ -430,10 +622,12 @@ take_surely(const moe_gpu_args &a, step_view v, uint32_t token, uint32_t first,
     }
 }
 
-/* What the warps of an own token divide among them: accesses, or units. */
+/* What the warps of an own token divide among them: accesses, or pieces of parts. */
 template <int TAKE> MOE_DEVICE uint32_t takes_of(const moe_gpu_args &a)
 {
-    return TAKE <= TAKE_PARTS ? a.geo.parts << log_units(a) : a.give_accesses;
+    return TAKE == TAKE_PLAIN   ? a.geo.parts << log_units(a)
+           : TAKE == TAKE_PARTS ? a.geo.parts * pieces_of_part(a)
+                                : a.give_accesses;
 }
 
 /*

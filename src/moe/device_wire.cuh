@@ -71,7 +71,7 @@ template <int TYPE> struct eight_of {
     uint4 v[8 / element<TYPE>::COUNT];
 };
 
-template <int TYPE>
+template <int TYPE, bool WIDE>
 MOE_DEVICE eight_of<TYPE> load_eight(const moe_gpu_args &a, const void *row,
                                      uint32_t first)
 {
@@ -81,8 +81,7 @@ MOE_DEVICE eight_of<TYPE> load_eight(const moe_gpu_args &a, const void *row,
 #pragma unroll
     for (int i = 0; i < 8 / e::COUNT; i++) {
         const uint32_t at = (first + i * e::COUNT) * e::BYTES;
-        x.v[i] = a.wide ? load_vector<true>(row, at, bytes)
-                        : load_vector<false>(row, at, bytes);
+        x.v[i] = load_vector<WIDE>(row, at, bytes);
     }
     return x;
 }
@@ -233,50 +232,74 @@ MOE_DEVICE void send_plain_part(const moe_gpu_args &a, const wire_part &p, line_
         raise_parts(ring);
 }
 
-/* The weighted sums of N units of some rows, or those of one, 8 elements a lane in each.
- */
+/* Adds N units of a row, 8 elements a lane in each. */
 template <int TYPE, int N>
-MOE_DEVICE void sum_units(const moe_gpu_args &a, step_view v, const give_item &item,
-                          uint32_t begin, uint32_t end, enum wire_form form,
-                          uint32_t first, float (*acc)[8])
+MOE_DEVICE void add_units(const eight_of<TYPE> *row, float weight, float (*acc)[8])
 {
-    enum { AHEAD = 2 };
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+        float x[8];
+        unpack_eight<TYPE>(row[n], x);
 #pragma unroll
         for (int j = 0; j < 8; j++)
-            acc[n][j] = 0.0f;
+            acc[n][j] = __fmaf_rn(weight, x[j], acc[n][j]);
+    }
+}
+
+/*
+ * The weighted sums of N units of some rows, if these are aligned and lanes hold their
+ * entries. Nothing is called in here, so that all of it stays in registers.
+ */
+template <int TYPE, int N>
+MOE_DEVICE void sum_aligned(const moe_gpu_args &a, const give_item &item, uint32_t begin,
+                            uint32_t end, uint32_t first, float (*acc)[8])
+{
+    enum { AHEAD = 4 };
 #pragma unroll 1
     for (uint32_t i = begin; i < end; i += AHEAD) {
         eight_of<TYPE> row[AHEAD][N];
         float weight[AHEAD];
 #pragma unroll
         for (uint32_t u = 0; u < AHEAD; u++) {
-            if (i + u >= end)
-                continue;
-            const moe_gpu_entry e = entry_of(a, v, item, i + u);
+            const uint32_t entry = min(i + u, end - 1);
+            const int32_t number = __shfl_sync(ALL_LANES, item.entry.row, entry);
             const void *from = (const unsigned char *)a.expert_out +
-                               (uint64_t)(uint32_t)e.row * a.geo.give.data_bytes;
+                               (uint64_t)(uint32_t)number * a.geo.give.data_bytes;
+            weight[u] = __shfl_sync(ALL_LANES, item.entry.weight, entry);
 #pragma unroll
             for (int n = 0; n < N; n++)
-                row[u][n] = load_eight<TYPE>(a, from, first + n * UNIT);
-            weight[u] = e.weight;
+                if (i + u < end)
+                    row[u][n] = load_eight<TYPE, true>(a, from, first + n * UNIT);
         }
 #pragma unroll
-        for (uint32_t u = 0; u < AHEAD; u++) {
-            if (i + u >= end)
-                continue;
-#pragma unroll
-            for (int n = 0; n < N; n++) {
-                float x[8];
-                unpack_eight<TYPE>(row[u][n], x);
-                if (form == WIRE_ROUNDED)
-                    round_wire(x);
-#pragma unroll
-                for (int j = 0; j < 8; j++)
-                    acc[n][j] =
-                        form == WIRE_RAW ? x[j] : __fmaf_rn(weight[u], x[j], acc[n][j]);
-            }
+        for (uint32_t u = 0; u < AHEAD; u++)
+            if (i + u < end)
+                add_units<TYPE, N>(row[u], weight[u], acc);
+    }
+}
+
+/* The same of any rows and entries, and in any form. */
+template <int TYPE, int N>
+MOE_COLD void sum_any(const moe_gpu_args &a, step_view v, give_item item, uint32_t begin,
+                      uint32_t end, enum wire_form form, uint32_t first, float (*acc)[8])
+{
+#pragma unroll 1
+    for (uint32_t i = begin; i < end; i++) {
+        const moe_gpu_entry e = entry_of(a, v, item, i);
+        const void *from = (const unsigned char *)a.expert_out +
+                           (uint64_t)(uint32_t)e.row * a.geo.give.data_bytes;
+#pragma unroll 1
+        for (int n = 0; n < N; n++) {
+            float x[8];
+            unpack_eight<TYPE>(a.wide
+                                   ? load_eight<TYPE, true>(a, from, first + n * UNIT)
+                                   : load_eight<TYPE, false>(a, from, first + n * UNIT),
+                               x);
+            if (form == WIRE_ROUNDED)
+                round_wire(x);
+            for (int j = 0; j < 8; j++)
+                acc[n][j] =
+                    form == WIRE_RAW ? x[j] : __fmaf_rn(e.weight, x[j], acc[n][j]);
         }
     }
 }
@@ -297,9 +320,15 @@ MOE_DEVICE void give_part(const moe_gpu_args &a, step_view v, const give_item &i
     }
 #pragma unroll 1
     for (uint32_t base = 0; begin < end && base < p.count; base += UNITS * UNIT) {
-        float acc[UNITS][8];
-        sum_units<TYPE, UNITS>(a, v, item, begin, end, form, p.first + base + lane * 8,
-                               acc);
+        const uint32_t at = p.first + base + lane * 8;
+        float acc[UNITS][8] = {};
+        if (a.wide && end <= WARP && form == WIRE_SUM) {
+            sum_aligned<TYPE, UNITS>(a, item, begin, end, at, acc);
+        } else {
+            float all[UNITS][8] = {}; /* in memory, unlike acc */
+            sum_any<TYPE, UNITS>(a, v, item, begin, end, form, at, all);
+            memcpy(acc, all, sizeof(acc));
+        }
 #pragma unroll
         for (int n = 0; n < UNITS; n++)
             stage_wire<TYPE, PLAIN>(a, p, base + n * UNIT + lane * 8, acc[n], stage);
@@ -475,61 +504,6 @@ MOE_DEVICE float weight_of(const expectation<true> &x, uint32_t number)
     return entry_at(x.weight, number);
 }
 
-/* The lines of a part that one unit needs: those of its elements, then of its scales. */
-struct unit_lines {
-    uint32_t first, elements, count;
-    uint32_t scales; /* the first line of theirs */
-};
-
-MOE_DEVICE unit_lines lines_of(const moe_gpu_args &a, const wire_part &p, uint32_t base)
-{
-    const bool fp8 = a.wire == MOE_GPU_WIRE_FP8;
-    const uint32_t size = fp8 ? 1 : 4, end = min(base + UNIT, p.count) * size - 1;
-    unit_lines u;
-    u.first = base * size / MOE_GPU_PAIR_DATA * 2;
-    u.elements = end / MOE_GPU_PAIR_DATA * 2 + 2 - u.first;
-    u.scales = (p.scale_at + (base >> 5)) / MOE_GPU_PAIR_DATA * 2;
-    u.count = u.elements + (fp8 ? 2 : 0);
-    return u;
-}
-
-/* Waits a while for these lines of the contributions of `places`, four of them at once.
- */
-template <bool APART>
-MOE_DEVICE bool await_lines(const moe_gpu_args &a, const unsigned char *part,
-                            const unit_lines &u, line_tag tag,
-                            const expectation<APART> &x,
-                            typename place_set<APART>::type places, uint32_t most)
-{
-    const uint32_t lane = threadIdx.x & 31;
-    const uint64_t want = (uint64_t)tag.kind << 32 | tag.step;
-#pragma unroll 1
-    while (places) {
-        typename place_set<APART>::type mine = places;
-        uint32_t polls = 0;
-        for (uint32_t i = 0; i < lane >> 3; i++)
-            mine &= mine - 1;
-        const unsigned char *at = part + place_of(x, mine ? first_place(mine) : 0) *
-                                             (uint64_t)a.geo.give.stride;
-        for (;;) {
-            bool whole = true;
-            for (uint32_t i = lane & 7; mine && i < u.count; i += 8) {
-                const uint32_t line =
-                    i < u.elements ? u.first + i : u.scales + i - u.elements;
-                whole &= load_long((const uint64_t *)(at + tag_offset(line))) == want;
-            }
-            if (__all_sync(ALL_LANES, whole))
-                break;
-            if (++polls == most)
-                return false;
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            places &= places - 1;
-    }
-    return true;
-}
-
 /* Waits a while for the flags of a part, a lane for each contribution. */
 template <bool APART>
 MOE_DEVICE bool await_flags(const moe_gpu_args &a, const unsigned char *part,
@@ -565,7 +539,7 @@ template <int TYPE> MOE_DEVICE uint32_t words_of(const moe_gpu_args &a)
                                                                : 2;
 }
 
-template <int TYPE, bool PLAIN>
+template <int TYPE>
 MOE_DEVICE wire_eight read_wire(const moe_gpu_args &a, const unsigned char *part,
                                 const wire_part &p, uint32_t at)
 {
@@ -575,22 +549,21 @@ MOE_DEVICE wire_eight read_wire(const moe_gpu_args &a, const unsigned char *part
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++)
         if (i < words)
-            e.two[i] = load_long(
-                (const uint64_t *)(part + wire_offset<PLAIN>(at * words + i * 8)));
+            e.two[i] = load_long((const uint64_t *)(part + at * words + i * 8));
     if (a.wire == MOE_GPU_WIRE_FP8)
         e.scale = __uint_as_float(
-            load_word((const uint32_t *)(part + scale_offset<PLAIN>(p, at))));
+            load_word((const uint32_t *)(part + scale_offset<true>(p, at))));
     return e;
 }
 
 /* As f32, exactly. */
-template <int TYPE, bool PLAIN>
+template <int TYPE>
 MOE_DEVICE void convert_wire(const moe_gpu_args &a, const wire_eight &e, float *x)
 {
     if (a.wire == MOE_GPU_WIRE_FP8) {
         from_e4m3((uint32_t)e.two[0], e.scale, x);
         from_e4m3((uint32_t)(e.two[0] >> 32), e.scale, x + 4);
-    } else if (TYPE == MOE_GPU_F32 || !PLAIN || a.wire == MOE_GPU_WIRE_F32) {
+    } else if (TYPE == MOE_GPU_F32 || a.wire == MOE_GPU_WIRE_F32) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             x[2 * i] = __uint_as_float((uint32_t)e.two[i]);
@@ -601,6 +574,30 @@ MOE_DEVICE void convert_wire(const moe_gpu_args &a, const wire_eight &e, float *
                                          (uint32_t)e.two[1], (uint32_t)(e.two[1] >> 32)),
                               x);
     }
+}
+
+/* The lane that has a part's first scales, and which of the warp's accesses they are in:
+ * they begin at a multiple of 128 B, so those from the fifth on are the next lane's. */
+struct scale_place {
+    uint32_t access, lane;
+};
+
+MOE_DEVICE scale_place scales_of(const wire_part &p)
+{
+    const uint32_t at = packed_offset(p.scale_at);
+    const scale_place s = {at / MOE_GPU_ACCESS, at % MOE_GPU_ACCESS / 16};
+    return s;
+}
+
+/* The scale of a lane's elements, `at` the first of them; asked by a whole warp. */
+MOE_DEVICE float scale_at(uint4 scales, const scale_place &s, uint32_t at)
+{
+    const uint32_t group = at >> 7, lane = s.lane + (group >> 2);
+    const uint32_t x = __shfl_sync(ALL_LANES, scales.x, lane),
+                   y = __shfl_sync(ALL_LANES, scales.y, lane),
+                   z = __shfl_sync(ALL_LANES, scales.z, lane),
+                   w = __shfl_sync(ALL_LANES, scales.w, lane);
+    return __uint_as_float(group & 2 ? (group & 1 ? w : z) : (group & 1 ? y : x));
 }
 
 #endif

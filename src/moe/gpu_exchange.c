@@ -35,18 +35,15 @@ static bool has_wire(const struct moe_config *c)
 
 /*
  * What AUTO means, from options that all ranks have alike: packed lines but for the most
- * bytes to a peer from which the copy engine with flags was measured to be faster
- * (doc/design/gpu.md); sums of rows in their own type never were.
+ * bytes of dispatch to a peer from which the copy engine with flags was measured to be
+ * faster (doc/design/gpu.md); contributions never were by enough.
  */
 static void choose_protocols(const struct moe_config *c, struct moe_gpu_geometry *g)
 {
-    enum { MANY_ROWS = 7 << 19, MANY_SUMS = 7 << 18 };
+    enum { MANY_ROWS = 7 << 19 };
     const uint64_t most = c->shape.max_tokens;
-    const uint64_t sum = c->wire == HDL_MOE_WIRE_FP8 ? 1 : sizeof(float);
-    const bool rows = most * g->row.bytes >= MANY_ROWS,
-               sums = has_wire(c) && most * c->shape.hidden * sum >= MANY_SUMS;
-    g->row_protocol = rows ? MOE_GPU_BULK : MOE_GPU_LL;
-    g->give_protocol = sums ? MOE_GPU_BULK : MOE_GPU_LL;
+    g->row_protocol = most * g->row.bytes >= MANY_ROWS ? MOE_GPU_BULK : MOE_GPU_LL;
+    g->give_protocol = MOE_GPU_LL;
     if (c->protocol != HDL_MOE_AUTO)
         g->row_protocol = g->give_protocol = (uint32_t)c->protocol;
 }
