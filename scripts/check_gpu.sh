@@ -20,7 +20,7 @@ timeout 90 "$build/moe_processes"
 status=$?
 [ $status = 0 ] || [ $status = 77 ] || exit 1
 timeout 120 "$build/moe_api" || exit 1
-timeout 150 "$build/moe_lost" || exit 1
+timeout 300 "$build/moe_lost" || exit 1
 export HEDDLE_LIBRARY=${HEDDLE_LIBRARY:-$PWD/build/src/libheddle.so} PYTHONPATH=python:python/mooncake
 # Torch's tensors, where there is a torch that sees the GPUs.
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then

@@ -19,8 +19,13 @@
  * lost rank is whole or said to be missing; a step without it is right, a new process
  * takes its place, and the others' graphs go on. In the end the last rank is stopped: its
  * kernels go on, the next step's others pass it over at their deadline, and take it back.
+ *
+ * In a second job one block sends rows for longer than a process takes to die: the last
+ * rank is killed until some of its rows have come and some have not, each time earlier
+ * or later in its step as the time before showed.
  */
-enum { KILLS = 3, LIMIT_S = 60, TIMEOUT_US = 300000, SLACK_US = 300000 };
+enum { KILLS = 3, TRIES = 8, LIMIT_S = 120, TIMEOUT_US = 300000, SLACK_US = 300000 };
+enum { EARLIER_US = 2000 };
 static const double kill_at[KILLS] = {0.5, 0, 0.08}; /* of a step; death takes ms */
 
 /* What a rank asks of the parent. */
@@ -30,9 +35,12 @@ static struct shared {
     _Atomic int kills;    /* done */
     _Atomic bool release; /* what was stopped may go on */
     _Atomic bool released;
+    _Atomic int after_us; /* with slow rows: from the launch on, may be before it */
+    _Atomic bool parted;  /* some rows came, some did not */
 } * shared;
 
 static enum hdl_moe_protocol protocol;
+static bool slow; /* the second job */
 static struct gpu_graph_exec *graph;
 static double step_s; /* what a step takes */
 
@@ -43,14 +51,14 @@ static struct gpu_case case_of(uint32_t number)
     c.ranks = self.ranks;
     c.seed = number * 2 + 1; /* odd: T comes from the device, as graphs need it */
     for (uint32_t r = 0; r < self.ranks; r++)
-        c.tokens[r] = 2048;
+        c.tokens[r] = slow ? 4096 : 2048;
     c.opts.format = HDL_MOE_PLAIN;
-    c.opts.hidden = 4096;
-    c.opts.max_tokens = 2048;
+    c.opts.hidden = slow ? 16384 : 4096;
+    c.opts.max_tokens = (int32_t)c.tokens[0];
     c.opts.num_experts = (int32_t)self.ranks;
     c.opts.top_k = 2;
     c.opts.memory = HDL_MOE_CUDA;
-    c.opts.cuda_blocks = 3;
+    c.opts.cuda_blocks = slow ? 1 : 3;
     c.opts.protocol = protocol;
     return c;
 }
@@ -91,6 +99,25 @@ static void ask(int signal, double at)
 {
     shared->delay_us = (int)(step_s * at * 1e6);
     atomic_store(&shared->signal, signal);
+}
+
+/* As long after the launch as asked for, or before it. */
+static void ask_to_be_killed(void)
+{
+    const int after = atomic_load(&shared->after_us);
+    shared->delay_us = after > 0 ? after : 0;
+    atomic_store(&shared->signal, SIGKILL);
+    if (after < 0)
+        usleep((useconds_t)-after);
+}
+
+/* What a kill has met says when the next is to come; by rank 0. */
+static void aim(uint32_t lost, uint32_t rows)
+{
+    if (lost && lost < rows)
+        atomic_store(&shared->parted, true);
+    else
+        atomic_fetch_add(&shared->after_us, lost || !rows ? EARLIER_US : -EARLIER_US);
 }
 
 /* ---------------------------------------------------------------- what was delivered */
@@ -159,6 +186,8 @@ static void check_lost(const struct gpu_case *c, double took)
     }
     const uint32_t sums = lost_sums(c);
     CHECK((active[self.last] == 0) == (!came || rows || sums));
+    if (self.rank == 0 && slow)
+        aim(rows, (uint32_t)from[self.last]);
     if (self.rank == 0)
         printf(
             "  killed after %.1f of %.1f ms; ended after %.1f: header %s, %u of its %d "
@@ -175,12 +204,15 @@ static void killed(int number)
     fill(&c, self.ranks);
     public_meet();
     if (self.rank == self.last) {
-        ask(SIGKILL, kill_at[number]);
+        if (slow)
+            ask_to_be_killed();
+        else
+            ask(SIGKILL, kill_at[number]);
         (void)launch();
         for (;;)
             pause();
     }
-    if (number == 0) /* it waits inside dispatch */
+    if (number == 0 && !slow) /* it waits inside dispatch */
         usleep(TIMEOUT_US / 3);
     check_lost(&c, launch());
     c = case_of((uint32_t)number * 100 + 51);
@@ -222,6 +254,12 @@ static void stopped(void)
     }
 }
 
+/* All ranks see the same: rank 0 has said so before they met last. */
+static bool enough(int kills)
+{
+    return slow ? atomic_load(&shared->parted) || kills == TRIES : kills == KILLS;
+}
+
 static int run(bool joins)
 {
     const struct gpu_case first = case_of(0);
@@ -229,14 +267,16 @@ static int run(bool joins)
     public_open(&first.opts, joins);
     graph = public_capture(&first, TIMEOUT_US);
     for (;; kills++) {
-        for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t i = 0; i < (slow ? 1 : 2); i++)
             whole((uint32_t)kills * 100 + i);
-        if (kills == KILLS)
+        if (enough(kills))
             break;
         killed(kills);
     }
-    stopped();
-    whole(9002);
+    if (!slow) {
+        stopped();
+        whole(9002);
+    }
     self.cu->graph_exec_destroy(graph);
     return public_close();
 }
@@ -303,11 +343,14 @@ int main(int argc, char **argv)
     for (protocol = HDL_MOE_LL; protocol <= HDL_MOE_BULK; protocol++) {
         if (only != HDL_MOE_AUTO && only != (int)protocol)
             continue;
-        const int wrong = run_job(gpus);
-        printf("lost inside kernels, protocol %d: %d ranks wrong\n", (int)protocol,
-               wrong);
-        fflush(stdout);
-        bad += wrong;
+        for (int i = 0; i < 2; i++) {
+            slow = i;
+            const int wrong = run_job(gpus);
+            printf("lost inside kernels, protocol %d: %d ranks wrong%s\n", (int)protocol,
+                   wrong, slow && !shared->parted ? ", no rows were parted" : "");
+            fflush(stdout);
+            bad += wrong || (slow && !shared->parted);
+        }
     }
     return bad != 0;
 }
