@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times of exchanges on GPUs against their targets: gpu_targets.py [RANKS] [REPLAYS].
+"""Times of exchanges on GPUs against their targets: gpu_targets.py [sweep] [RANKS] [REPLAYS].
 
 Targets are for 2 and 4 GPUs with H 7168, top-k 8, 256 experts, FP8 rows. Ranks that share
 a GPU take turns on it: then figures only show that all of it runs. HEDDLE_GPU_BUILD names
 the folder of built tests. Exit code 1 if data were wrong, 77 without a GPU.
+
+sweep: what AUTO should choose on these GPUs (choose_protocols and dispatch_plan in moe/gpu_exchange.c): every protocol
+for dispatch and for contributions of each type, and how many blocks of dispatch send.
 """
 
 import json
@@ -61,14 +64,19 @@ def perf(ranks: int, replays: int, *options: str) -> list[dict[str, Any]]:
     return rows
 
 
+def kernels(ranks: int, replays: int, tokens: tuple[int, ...], **settings: int) -> list[tuple[float, float]]:
+    """us of dispatch and combine by moe_perf, one process for all ranks."""
+    command = [f"{BUILD}/moe_perf", str(ranks), ",".join(map(str, tokens)), str(replays)]
+    env = {**os.environ, **{name: str(value) for name, value in settings.items()}}
+    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=300, check=True)
+    found = re.findall(r"dispatch median\s+([\d.]+).*combine median\s+([\d.]+)", done.stdout)
+    assert len(found) == len(tokens), done.stdout
+    return [(float(dispatch), float(combine)) for dispatch, combine in found]
+
+
 def late(ranks: int, replays: int, kind: int) -> float:
     """us of combine at T = 128 whose weights come with it, in one call or in two."""
-    command = [f"{BUILD}/moe_perf", str(ranks), "128", str(replays)]
-    env = {**os.environ, "MOE_PERF_LATE": str(kind)}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=120, check=True)
-    found = re.search(r"combine median\s+([\d.]+)", done.stdout)
-    assert found, done.stdout
-    return float(found[1])
+    return kernels(ranks, replays, (128,), MOE_PERF_LATE=kind)[0][1]
 
 
 def uniform(ranks: int, replays: int, *options: str) -> int:
@@ -86,8 +94,9 @@ def uniform(ranks: int, replays: int, *options: str) -> int:
             missed += judge(what, figure, row["p50_us"], target, must)
             ratio = row["p99_us"] / row["p50_us"]
             missed += judge(f"T {tokens} {op}, p99 / median", f"{ratio:.2f}", ratio, 1.5)
-        pair, total = of["pair"]["p50_us"], of["dispatch"]["p50_us"] + of["combine"]["p50_us"]
-        missed += judge(f"T {tokens} both in one graph, us", f"{pair:.1f}", pair, total)
+        pair, kernels = of["pair"]["p50_us"], of["dispatch"]["p50_us"] + of["combine"]["p50_us"]
+        figure = f"{pair:.1f} (kernels {kernels:.1f})"
+        missed += judge(f"T {tokens} both in one graph; in two, us", figure, pair, of["apart"]["p50_us"])
     return missed
 
 
@@ -96,7 +105,7 @@ def skewed(ranks: int, replays: int) -> int:
     missed = 0
     for routing in ("zipf", "hot"):
         for row in perf(ranks, replays, "-t", "32,128,1024", "--routing", routing):
-            if row["op"] == "pair":
+            if row["op"] in ("pair", "apart"):
                 continue
             floor = row["GBps"] * row["p50_us"] / LINK_GBPS
             what = f"T {row['tokens']} {row['op']}, {routing}, us"
@@ -108,8 +117,38 @@ def protocols(ranks: int, replays: int) -> None:
     """No targets: what AUTO should choose."""
     for name in PROTOCOLS:
         for row in perf(ranks, replays, "-t", "1,32,128,256,1024,4096", "--protocol", name):
-            if row["op"] != "pair":
+            if row["op"] not in ("pair", "apart"):
                 note(f"T {row['tokens']} {row['op']}, {name} = {row['protocol']}, us", f"{row['p50_us']:.1f}")
+
+
+def faster_from(tokens: tuple[int, ...], by_protocol: dict[str, list[float]]) -> int | None:
+    """The fewest tokens from which BULK is faster than LL for good."""
+    first = None
+    for count, ll, bulk in zip(tokens, by_protocol["ll"], by_protocol["bulk"], strict=True):
+        first = (first or count) if bulk < ll else None
+    return first
+
+
+def sweep(ranks: int, replays: int) -> None:
+    tokens = (1, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
+    # Bytes of a row to a peer: dispatch in FP8 with scales and weights, then contributions.
+    kinds = (("dispatch", 0, 0, 7168 + 56 * 4 + 32), ("F32 sums", 1, 1, 7168 * 4), ("FP8 sums", 1, 2, 7168))
+    kinds += (("sums of rows", 1, 0, 7168 * 2),)
+    for name, op, wire, row in kinds:
+        times: dict[str, list[float]] = {}
+        for number, protocol in enumerate(PROTOCOLS):
+            found = kernels(ranks, replays, tokens, MOE_PERF_WIRE=wire, MOE_PERF_PROTOCOL=number)
+            times[protocol] = [pair[op] for pair in found]
+        for i, count in enumerate(tokens):
+            note(f"T {count} {name}, {' / '.join(PROTOCOLS)}, us", " / ".join(f"{times[p][i]:.1f}" for p in PROTOCOLS))
+        first = faster_from(tokens, times)
+        note(f"{name}: BULK faster than LL", f"from {first} tokens" if first else "never")
+        if first:
+            note(f"{name}: bytes to a peer there", f"{first * row / 2**20:.2f} MiB")
+    for count in (512, 1024, 4096):
+        for senders in (44, 66, 88, 110, 132, 154, 176):
+            found = kernels(ranks, replays, (count,), MOE_PERF_PROTOCOL=3, MOE_DISPATCH_SENDERS=senders)
+            note(f"T {count} dispatch, BULK, {senders} blocks send, us", f"{found[0][0]:.1f}")
 
 
 def main() -> None:
@@ -118,9 +157,13 @@ def main() -> None:
     if gpus == 0:
         print("skipped: no GPU")
         sys.exit(77)
-    ranks = int(sys.argv[1]) if len(sys.argv) > 1 else gpus
-    replays = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+    numbers = [int(word) for word in sys.argv[1:] if word != "sweep"]
+    ranks = numbers[0] if numbers else gpus
+    replays = numbers[1] if len(numbers) > 1 else 200
     print(f"{ranks} ranks on {gpus} GPUs, medians of {replays} replays of 20 steps")
+    if "sweep" in sys.argv:
+        sweep(ranks, max(replays // 10, 5))
+        return
     # NCCL takes no two ranks on a GPU.
     missed = uniform(ranks, replays, *(("--compare", "alltoall") if ranks <= gpus else ()))
     if ranks > 1:

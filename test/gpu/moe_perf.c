@@ -10,22 +10,25 @@
  * A graph of each GPU holds PAIRS times dispatch and combine. Every block notes when it
  * began and ended; a kernel's time is from its first block's begin to its last block's
  * end. The first pairs of a graph are left out: there the GPUs wait for each other's
- * launch. MOE_PERF_LATE: weights come with combine alone, 1 = in one call, 2 = in two,
+ * launch. What a pair takes from end to end is compared with graphs of one of the two
+ * alone, also from end to end; combines alone repeat the last step's, so they wait for
+ * nothing. MOE_PERF_LATE: weights come with combine alone, 1 = in one call, 2 = in two,
  * of which both are timed as one.
  */
 enum { PAIRS = 20, KERNELS = 3 /* of a pair */, SKIPPED = 3, MAX_SAMPLES = 1 << 20 };
+enum { BOTH, DISPATCHES, COMBINES, GRAPHS }; /* what a graph has */
 
 struct perf {
     struct gpu_world *w;
     struct gpu_case *c;
     uint64_t trace[MOE_GPU_MAX_RANKS];
-    struct gpu_graph_exec *exec[MOE_GPU_MAX_RANKS];
+    struct gpu_graph_exec *exec[GRAPHS][MOE_GPU_MAX_RANKS];
     struct gpu_event *begin[MOE_GPU_MAX_RANKS], *end[MOE_GPU_MAX_RANKS];
-    double *samples[3]; /* dispatch, combine, pair */
-    size_t count[3];
+    double *samples[2 + GRAPHS]; /* dispatch, combine, then graphs from end to end */
+    size_t count[2 + GRAPHS];
     double phase_mean[2][MOE_GPU_TRACE_POINTS], phase_last[2][MOE_GPU_TRACE_POINTS];
     uint32_t phase_count[2][MOE_GPU_TRACE_POINTS];
-    int only_dispatch, late;
+    int late;
 };
 
 static const size_t trace_words = MOE_GPU_TRACE_POINTS * MOE_GPU_MAX_CTAS;
@@ -56,16 +59,24 @@ static void capture_combine(const struct perf *p, const struct gpu_rank *r,
     must(moe_gpu_combine(r->gpu, call, result), "combine");
 }
 
-static void capture(struct perf *p, uint32_t i)
+static void prepare(struct perf *p, uint32_t i)
 {
     struct gpu_rank *r = &p->w->rank[i];
     const struct gpu_driver *cu = r->gpu->device.driver;
-    struct gpu_graph *graph;
     enter(r);
     must(gpu_alloc(&r->gpu->device, PAIRS * KERNELS * trace_words * 8, &p->trace[i]),
          "trace");
     must(gpu_check(cu->event_create(&p->begin[i], GPU_EVENT_TIMED), "event"), "event");
     must(gpu_check(cu->event_create(&p->end[i], GPU_EVENT_TIMED), "event"), "event");
+    gpu_leave(&r->gpu->device);
+}
+
+static void capture(struct perf *p, uint32_t i, int what)
+{
+    struct gpu_rank *r = &p->w->rank[i];
+    const struct gpu_driver *cu = r->gpu->device.driver;
+    struct gpu_graph *graph;
+    enter(r);
     must(gpu_check(cu->capture_begin(r->stream, GPU_CAPTURE_THREAD), "capture"),
          "capture");
     for (int n = 0; n < PAIRS; n++) {
@@ -77,27 +88,26 @@ static void capture(struct perf *p, uint32_t i)
         struct moe_gpu_tokens tokens = gpu_tokens_of(r, p->c, i);
         struct moe_gpu_received received = gpu_received_of(p->w, r);
         struct moe_gpu_result result = gpu_result_of(p->w, r, p->c);
-        must(moe_gpu_dispatch(r->gpu, &call, &tokens, &received), "dispatch");
-        call.trace += trace_words * 8;
-        if (p->only_dispatch)
+        if (what != COMBINES)
             must(moe_gpu_dispatch(r->gpu, &call, &tokens, &received), "dispatch");
-        else
+        call.trace += trace_words * 8;
+        if (what != DISPATCHES)
             capture_combine(p, r, &call, &result);
     }
     must(gpu_check(cu->capture_end(r->stream, &graph), "capture"), "capture");
-    must(gpu_check(cu->graph_instantiate(&p->exec[i], graph, 0), "graph"), "graph");
+    must(gpu_check(cu->graph_instantiate(&p->exec[what][i], graph, 0), "graph"), "graph");
     cu->graph_destroy(graph);
     gpu_leave(&r->gpu->device);
 }
 
-static void replay(struct perf *p)
+static void replay(struct perf *p, int what)
 {
     for (uint32_t i = 0; i < p->w->ranks; i++) {
         struct gpu_rank *r = &p->w->rank[i];
         const struct gpu_driver *cu = r->gpu->device.driver;
         enter(r);
         must(gpu_check(cu->event_record(p->begin[i], r->stream), "event"), "event");
-        must(gpu_check(cu->graph_launch(p->exec[i], r->stream), "graph"), "graph");
+        must(gpu_check(cu->graph_launch(p->exec[what][i], r->stream), "graph"), "graph");
         must(gpu_check(cu->event_record(p->end[i], r->stream), "event"), "event");
         gpu_leave(&r->gpu->device);
     }
@@ -147,23 +157,35 @@ static void print_phases(const struct perf *p)
     }
 }
 
-static void collect(struct perf *p, uint64_t *words)
+/* Waits for a replay; what one of its steps took on the slowest rank. */
+static void await_replay(struct perf *p, int what)
 {
     double worst = 0;
     for (uint32_t i = 0; i < p->w->ranks; i++) {
         struct gpu_rank *r = &p->w->rank[i];
         const struct gpu_driver *cu = r->gpu->device.driver;
-        uint32_t blocks = MOE_GPU_MAX_CTAS;
         float ms = 0;
         enter(r);
         must(gpu_check(cu->stream_sync(r->stream), "replay"), "replay");
         must(gpu_check(cu->event_elapsed(&ms, p->begin[i], p->end[i]), "time"), "time");
-        must(
-            gpu_check(cu->copy_out(words, p->trace[i], PAIRS * KERNELS * trace_words * 8),
-                      "trace"),
-            "trace");
         gpu_leave(&r->gpu->device);
         worst = ms > worst ? ms : worst;
+    }
+    add(p, 2 + what, worst * 1e3 / PAIRS);
+}
+
+/* The kernels' own times in a replay of both. */
+static void collect(struct perf *p, uint64_t *words)
+{
+    for (uint32_t i = 0; i < p->w->ranks; i++) {
+        struct gpu_rank *r = &p->w->rank[i];
+        const uint32_t blocks = MOE_GPU_MAX_CTAS;
+        enter(r);
+        must(gpu_check(r->gpu->device.driver->copy_out(words, p->trace[i],
+                                                       PAIRS * KERNELS * trace_words * 8),
+                       "trace"),
+             "trace");
+        gpu_leave(&r->gpu->device);
         for (int n = 2 * SKIPPED; n < 2 * PAIRS; n++) {
             const uint64_t *t = words + (size_t)(n / 2 * KERNELS + n % 2) * trace_words;
             const uint32_t kernels = n % 2 && p->late == 2 ? 2 : 1;
@@ -179,7 +201,25 @@ static void collect(struct perf *p, uint64_t *words)
             add(p, n & 1, (double)(last - first) * 1e-3);
         }
     }
-    add(p, 2, worst * 1e3 / PAIRS);
+}
+
+static void replay_all(struct perf *p, int replays, uint64_t *words)
+{
+    enum { WARM = 10 };
+    for (int what = 0; what < GRAPHS; what++) {
+        for (uint32_t i = 0; i < p->w->ranks; i++)
+            capture(p, i, what);
+        for (int i = 0; i < replays + WARM; i++) {
+            replay(p, what);
+            await_replay(p, what);
+            if (what == BOTH)
+                collect(p, words);
+            if (i == WARM - 1)
+                p->count[2 + what] = 0;
+            if (i == WARM - 1 && what == BOTH)
+                p->count[0] = p->count[1] = 0;
+        }
+    }
 }
 
 static int by_value(const void *a, const void *b)
@@ -247,12 +287,11 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     c.late = p.late ? (1u << gpus) - 1 : 0;
     for (uint32_t i = 0; i < gpus; i++)
         c.tokens[i] = tokens;
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 2 + GRAPHS; k++)
         p.samples[k] = malloc(MAX_SAMPLES * sizeof(double));
     p.w = w;
     p.c = &c;
     w->bench = !check;
-    p.only_dispatch = number_of("MOE_PERF_DISPATCH_ONLY");
     if (!gpu_world_open(w, &c.opts, gpus, (int)gpus, blocks) || !gpu_world_fill(w, &c))
         exit(1);
     for (int i = 0; i < 3; i++)
@@ -261,21 +300,18 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     if (check && gpu_world_compare(w, &c, OF_BOTH))
         printf("T %u differs from the oracle\n", tokens);
     for (uint32_t i = 0; i < gpus; i++)
-        capture(&p, i);
-    for (int i = 0; i < replays + 10; i++) {
-        replay(&p);
-        collect(&p, words);
-        if (i == 9)
-            p.count[0] = p.count[1] = p.count[2] = 0;
-    }
+        prepare(&p, i);
+    replay_all(&p, replays, words);
     double rows = remote_rows(w, &c);
     printf("gpus %u T %4u blocks %3u: dispatch median %7.2f p99 %7.2f us (%5.1f GB/s) | "
            "combine "
-           "median %7.2f p99 %7.2f us (%5.1f GB/s) | pair in graph %7.2f us\n",
+           "median %7.2f p99 %7.2f us (%5.1f GB/s) | from end to end: pair %7.2f us, "
+           "alone %7.2f + %7.2f\n",
            gpus, tokens, w->rank[0].gpu->blocks, quantile(&p, 0, 0.5),
            quantile(&p, 0, 0.99), rows * 7392e-3 / quantile(&p, 0, 0.5),
            quantile(&p, 1, 0.5), quantile(&p, 1, 0.99),
-           rows * 14336e-3 / quantile(&p, 1, 0.5), quantile(&p, 2, 0.5));
+           rows * 14336e-3 / quantile(&p, 1, 0.5), quantile(&p, 2 + BOTH, 0.5),
+           quantile(&p, 2 + DISPATCHES, 0.5), quantile(&p, 2 + COMBINES, 0.5));
     if (getenv("MOE_PERF_PHASES"))
         print_phases(&p);
     fflush(stdout);
@@ -283,7 +319,7 @@ static void measure(uint32_t gpus, uint32_t tokens, int replays, uint32_t blocks
     for (uint32_t i = 0; i < gpus; i++)
         gpu_free(&w->rank[i].gpu->device, p.trace[i]);
     gpu_world_close(w);
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 2 + GRAPHS; k++)
         free(p.samples[k]);
     free(words);
     free(w);

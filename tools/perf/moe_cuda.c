@@ -18,9 +18,11 @@
  * A graph holds PAIRS times dispatch and combine. Every block notes when it began and
  * ended; a kernel's time is from its first block's begin to its last block's end. The
  * first pairs are left out: there the GPUs wait for each other's launch. A row's number
- * is that of its slowest rank.
+ * is that of its slowest rank. What a pair takes from end to end is compared with two
+ * graphs, of one kernel each, launched in turn.
  */
 enum { PAIRS = 20, SKIPPED = 3 };
+enum { DISPATCH, COMBINE, PAIR, APART, ROWS };
 
 static const size_t trace_words = MOE_GPU_TRACE_POINTS * MOE_GPU_MAX_CTAS;
 
@@ -31,16 +33,16 @@ struct bench {
     const struct gpu_driver *cu;
     struct gpu_stream *stream;
     struct gpu_event *begin, *end;
-    struct gpu_graph_exec *exec;
+    struct gpu_graph_exec *exec, *alone[2];
     int64_t tokens;
     int64_t most;   /* rows that a rank sends to others, or gets of them, at most */
     int64_t remote; /* rows that this rank sends to others */
-    int64_t wire[3], least[3]; /* bytes of all ranks: dispatch, combine, both */
+    int64_t wire[ROWS], least[ROWS]; /* bytes of all ranks */
     uint64_t rows, ids, weights, out, scales, outputs, result, trace;
     float *want; /* [T] sum of the weights */
     uint64_t *words;
-    double *samples[3]; /* dispatch, combine, pair */
-    int64_t count[3];
+    double *samples[ROWS];
+    int64_t count[ROWS];
 };
 
 /* ------------------------------------------------------------------------------ data */
@@ -181,11 +183,21 @@ static enum hdl_status launch(struct bench *b, bool combine, uint64_t trace)
                    : moe_gpu_dispatch(b->gpu, &call, &tokens, &received);
 }
 
-static enum hdl_status launch_pairs(struct bench *b)
+/* A graph of some launches, dispatch and combine in turn from number `first` on. */
+static enum hdl_status capture(struct bench *b, uint64_t first, uint64_t count,
+                               struct gpu_graph_exec **exec)
 {
-    enum hdl_status s = HDL_OK;
-    for (uint64_t n = 0; s == HDL_OK && n < 2 * PAIRS; n++)
+    struct gpu_graph *graph;
+    enum hdl_status s =
+        gpu_check(b->cu->capture_begin(b->stream, GPU_CAPTURE_THREAD), "capture");
+    for (uint64_t n = first; s == HDL_OK && n < first + count; n++)
         s = launch(b, n & 1, b->trace + n * trace_words * 8);
+    if (s == HDL_OK)
+        s = gpu_check(b->cu->capture_end(b->stream, &graph), "capture");
+    if (s == HDL_OK)
+        s = gpu_check(b->cu->graph_instantiate(exec, graph, 0), "cuGraphInstantiate");
+    if (s == HDL_OK)
+        b->cu->graph_destroy(graph);
     return s;
 }
 
@@ -221,25 +233,9 @@ static enum hdl_status count_bytes(struct bench *b, bool *good)
         if (s == HDL_OK)
             s = perf_agree(b->o->job, &b->least[i], HDL_SUM);
         *good = *good && b->wire[i] >= b->least[i];
-        b->wire[2] += b->wire[i];
-        b->least[2] += b->least[i];
+        b->wire[PAIR] = b->wire[APART] += b->wire[i];
+        b->least[PAIR] = b->least[APART] += b->least[i];
     }
-    return s;
-}
-
-static enum hdl_status capture(struct bench *b)
-{
-    struct gpu_graph *graph;
-    enum hdl_status s =
-        gpu_check(b->cu->capture_begin(b->stream, GPU_CAPTURE_THREAD), "capture");
-    if (s == HDL_OK)
-        s = launch_pairs(b);
-    if (s == HDL_OK)
-        s = gpu_check(b->cu->capture_end(b->stream, &graph), "capture");
-    if (s == HDL_OK)
-        s = gpu_check(b->cu->graph_instantiate(&b->exec, graph, 0), "cuGraphInstantiate");
-    if (s == HDL_OK)
-        b->cu->graph_destroy(graph);
     return s;
 }
 
@@ -259,27 +255,40 @@ static void add_times(struct bench *b)
     }
 }
 
-static enum hdl_status replay(struct bench *b)
+/* Graphs one after the other, from end to end; us. */
+static enum hdl_status time_graphs(struct bench *b, struct gpu_graph_exec *const *graphs,
+                                   int count, double *us)
 {
     float ms = 0;
     enum hdl_status s = hdl_barrier(b->o->job->group, NULL, NULL);
     if (s == HDL_OK)
         s = gpu_check(b->cu->event_record(b->begin, b->stream), "event");
-    if (s == HDL_OK)
-        s = gpu_check(b->cu->graph_launch(b->exec, b->stream), "cuGraphLaunch");
+    for (int i = 0; s == HDL_OK && i < count; i++)
+        s = gpu_check(b->cu->graph_launch(graphs[i & 1], b->stream), "cuGraphLaunch");
     if (s == HDL_OK)
         s = gpu_check(b->cu->event_record(b->end, b->stream), "event");
     if (s == HDL_OK)
         s = gpu_check(b->cu->stream_sync(b->stream), "replay");
     if (s == HDL_OK)
         s = gpu_check(b->cu->event_elapsed(&ms, b->begin, b->end), "event");
+    *us = (double)ms * 1e3;
+    return s;
+}
+
+static enum hdl_status replay(struct bench *b)
+{
+    double apart, both;
+    enum hdl_status s = time_graphs(b, b->alone, 2 * PAIRS, &apart);
+    if (s == HDL_OK)
+        s = time_graphs(b, &b->exec, 1, &both);
     if (s == HDL_OK)
         s = gpu_check(b->cu->copy_out(b->words, b->trace, PAIRS * 2 * trace_words * 8),
                       "times");
     if (s != HDL_OK)
         return s;
     add_times(b);
-    b->samples[2][b->count[2]++] = (double)ms * 1e3 / PAIRS;
+    b->samples[PAIR][b->count[PAIR]++] = both / PAIRS;
+    b->samples[APART][b->count[APART]++] = apart / PAIRS;
     return HDL_OK;
 }
 
@@ -314,9 +323,12 @@ static enum hdl_status open_bench(struct bench *b)
     if (s == HDL_OK)
         s = gpu_check(b->cu->event_create(&b->end, GPU_EVENT_TIMED), "event");
     b->words = calloc(PAIRS * 2 * trace_words, sizeof(uint64_t));
-    for (int i = 0; i < 3; i++)
+    bool room = b->words != NULL;
+    for (int i = 0; i < ROWS; i++) {
         b->samples[i] = calloc((size_t)o->replays * PAIRS, sizeof(double));
-    if (s == HDL_OK && !(b->words && b->samples[0] && b->samples[1] && b->samples[2]))
+        room = room && b->samples[i];
+    }
+    if (s == HDL_OK && !room)
         s = base_fail(HDL_ENOMEM, "times of %lld replays", (long long)o->replays);
     return s ? s : make_buffers(b);
 }
@@ -329,8 +341,10 @@ static void close_bench(struct bench *b)
         (void)moe_gpu_quiesce(b->gpu);
         for (size_t i = 0; i < sizeof(memory) / sizeof(memory[0]); i++)
             gpu_free(&b->gpu->device, memory[i]);
-        if (b->exec)
-            b->cu->graph_exec_destroy(b->exec);
+        struct gpu_graph_exec *graphs[] = {b->exec, b->alone[0], b->alone[1]};
+        for (int i = 0; i < 3; i++)
+            if (graphs[i])
+                b->cu->graph_exec_destroy(graphs[i]);
         if (b->begin)
             b->cu->event_destroy(b->begin);
         if (b->end)
@@ -340,7 +354,7 @@ static void close_bench(struct bench *b)
         gpu_leave(&b->gpu->device);
     }
     hdl_moe_destroy(b->moe);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < ROWS; i++)
         free(b->samples[i]);
     free(b->words);
     free(b->want);
@@ -353,7 +367,7 @@ static const char *protocol_text(const struct bench *b, int op)
     const char *of[2];
     for (int i = 0; i < 2; i++)
         of[i] = moe_protocol_name(moe_gpu_protocol(b->gpu, i));
-    if (op < 2 || of[0] == of[1])
+    if (op < PAIR || of[0] == of[1])
         return of[op & 1];
     (void)snprintf(both, sizeof(both), "%s+%s", of[0], of[1]);
     return both;
@@ -429,10 +443,12 @@ static enum hdl_status compare_nccl(struct bench *b)
 
 static enum hdl_status measure(struct bench *b, bool *good)
 {
-    static const char *const names[] = {"dispatch", "combine", "pair"};
-    struct perf_times times[3];
+    static const char *const names[] = {"dispatch", "combine", "pair", "apart"};
+    struct perf_times times[ROWS];
     int64_t wrong;
-    enum hdl_status s = capture(b);
+    enum hdl_status s = capture(b, 0, (uint64_t)2 * PAIRS, &b->exec);
+    for (uint64_t i = 0; s == HDL_OK && i < 2; i++)
+        s = capture(b, i, 1, &b->alone[i]);
     for (int64_t i = 0; s == HDL_OK && i < b->o->replays + 2; i++) {
         if (i == 2) /* the first two warm up */
             memset(b->count, 0, sizeof(b->count));
@@ -442,15 +458,15 @@ static enum hdl_status measure(struct bench *b, bool *good)
         s = count_bytes(b, good);
     if (s == HDL_OK)
         s = check_results(b, good);
-    for (int i = 0; s == HDL_OK && i < 3; i++)
+    for (int i = 0; s == HDL_OK && i < ROWS; i++)
         s = perf_agree_times(b->o->job, b->samples[i], b->count[i], &times[i]);
     wrong = !*good;
     if (s == HDL_OK)
         s = perf_agree(b->o->job, &wrong, HDL_MAX);
     *good = wrong == 0;
-    for (int i = 0; s == HDL_OK && i < 3; i++) {
+    for (int i = 0; s == HDL_OK && i < ROWS; i++) {
         const struct bytes bytes = {b->wire[i], b->least[i],
-                                    i < 2 ? (double)b->most * row_bytes(b, i) : 0};
+                                    i < PAIR ? (double)b->most * row_bytes(b, i) : 0};
         print_row(b, names[i], &times[i], &bytes, protocol_text(b, i),
                   *good ? "yes" : "WRONG");
     }
@@ -464,8 +480,9 @@ int moe_cuda_run(const struct moe_cuda_opts *o)
         return tool_failed("%s", base_detail());
     if (o->job->rank == 0 && !o->job->json)
         printf("# %d ranks on %d GPUs, hidden %lld, top-k %lld, experts %lld, %s; %lld "
-               "replays of %d steps, kernel times; pair: both from end to end; bytes of "
-               "all ranks between them\n%-15s %-8s %7s %9s %9s %12s %12s %8s %s\n",
+               "replays of %d steps, kernel times; pair: both in one graph from end to "
+               "end; apart: each in its own; bytes of all ranks between them\n%-15s %-8s "
+               "%7s %9s %9s %12s %12s %8s %s\n",
                o->job->num_ranks, gpu_count(), (long long)o->hidden, (long long)o->topk,
                (long long)o->experts, o->fp8 ? "fp8" : "bf16", (long long)o->replays,
                PAIRS, "op", "protocol", "tokens", "p50_us", "p99_us", "wire_bytes",
