@@ -132,8 +132,12 @@ def faster_from(tokens: tuple[int, ...], by_protocol: dict[str, list[float]]) ->
 def sweep(ranks: int, replays: int) -> None:
     tokens = (1, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
     # Bytes of a row to a peer: dispatch in FP8 with scales and weights, then contributions.
-    kinds = (("dispatch", 0, 0, 7168 + 56 * 4 + 32), ("F32 sums", 1, 1, 7168 * 4), ("FP8 sums", 1, 2, 7168))
-    kinds += (("sums of rows", 1, 0, 7168 * 2),)
+    kinds = (
+        ("dispatch", 0, 0, 7168 + 56 * 4 + 32),
+        ("F32 sums", 1, 1, 7168 * 4),
+        ("FP8 sums", 1, 2, 7168),
+        ("sums of rows", 1, 0, 7168 * 2),
+    )
     for name, op, wire, row in kinds:
         times: dict[str, list[float]] = {}
         for number, protocol in enumerate(PROTOCOLS):
