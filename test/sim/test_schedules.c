@@ -71,6 +71,23 @@ static void test_membership_changes(void **state)
     run_policies(options, faults, 100);
 }
 
+/* A root is lost; who is done with its operation, which ended early, says more than the
+ * `ready` of those that are behind. Few schedules need that. */
+static void test_done_says_ready(void **state)
+{
+    struct sim_options options;
+    struct sim_result result;
+    sim_defaults(&options);
+    options.capacity = 7;
+    options.ops = 12;
+    options.faults = SIM_KILL | SIM_LEAVE | SIM_JOIN | SIM_DELAY | SIM_REORDER;
+    options.num_faults = 5;
+    options.messaged = true;
+    options.seed = 3043;
+    if (!sim_run(&options, &result))
+        fail_msg("%s", result.text);
+}
+
 /* A small group that changes all the time: hardly anybody of the first ones is left. */
 static void test_few_ranks_many_changes(void **state)
 {
@@ -248,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_each_fault_alone),
         cmocka_unit_test(test_all_faults_together),
         cmocka_unit_test(test_membership_changes),
+        cmocka_unit_test(test_done_says_ready),
         cmocka_unit_test(test_few_ranks_many_changes),
         cmocka_unit_test(test_restarts_that_broke),
         cmocka_unit_test(test_broken_links),
