@@ -150,7 +150,9 @@ static enum hdl_status find_place(struct host_boot *boot, const struct host_opts
     const struct base_config *config = &boot->env->config;
     const char *exact = opts->coordinator;
     const char *directory = opts->shared_dir;
-    if (!exact && !opts->bootstrap && !directory) {
+    /* A coordinator of its own is where the environment says, also for those who bring a
+     * store, as torch does. */
+    if (!exact && ((!opts->bootstrap && !directory) || opts->standalone)) {
         if (config->coordinator.text[0])
             exact = config->coordinator.text;
         else if (config->shared_dir.text[0])

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -20,6 +23,7 @@ import heddle
 from heddle.torch import _members, _options
 from mooncake import ep, pg
 from ranks import Tree, arrive, end_together, join, raises, run, until
+from worlds import free_port
 
 CPU = torch.device("cpu")
 
@@ -711,14 +715,21 @@ def replacement(port: int, rank: int, size: int) -> float:
     return took
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_replacement_takes_the_place_of_a_killed_rank(size: int) -> None:
-    with Tree() as tree:
+@pytest.mark.parametrize(("size", "lost"), [(2, 1), (4, 1), (3, 0)])
+def test_a_replacement_takes_the_place_of_a_killed_rank(size: int, lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Tree() as tree, contextlib.ExitStack() as ended:
         tree.serve()
-        pids = [tree.fork(f"rank {rank}", loses_and_takes_back, tree.port, rank, size, 1) for rank in range(size)]
+        if lost == 0:  # with a coordinator of its own any rank may be lost
+            address = f"127.0.0.1:{free_port()}"
+            monkeypatch.setenv("HEDDLE_TOKEN", "5a" * 32)
+            command = [sys.executable, "-m", "heddle", "coordinator", "--listen", address]
+            ended.callback(ended.enter_context(subprocess.Popen(command)).kill)
+            monkeypatch.setenv("HEDDLE_COORDINATOR", address)
+            monkeypatch.setenv("HEDDLE_STANDALONE", "1")
+        pids = [tree.fork(f"rank {rank}", loses_and_takes_back, tree.port, rank, size, lost) for rank in range(size)]
         tree.arrived(size)
-        tree.kill(pids.pop(1))  # its successor may register while it is being declared dead
-        pids.append(tree.fork("replacement", replacement, tree.port, 1, size))
+        tree.kill(pids.pop(lost))  # its successor may register while it is being declared dead
+        pids.append(tree.fork("replacement", replacement, tree.port, lost, size))
         for pid in pids:
             tree.result(pid)
 
