@@ -543,22 +543,28 @@ def stopped(port: int, rank: int, at_once: bool) -> str:
     arrive(port, group)
     dist.barrier()
     if rank == 0:
+        time.sleep(1)  # so that the other one is stopped while it waits
         lose(group, 1)
         until(lambda: all(pg.get_peer_state(group, [1])), 30)
         assert pg.recover_ranks(group, [1]).status == pg.ProposalStatus.Applied
         assert total(group, 1)[0] == 2
         end_together(port, 2)
         return ""
+    hints = []
     while True:
         t = torch.ones(4)
         try:
             if at_once:
                 dist.all_reduce(t)
             else:
-                group.allreduce([t]).wait()
+                work = group.allreduce([t])
+                work.wait()
+                hints.append(pg.get_failed_ranks_hint(work).tolist())
+                assert pg.get_local_success(work) == (hints[-1] == [0, 0])
         except RuntimeError as error:
             assert "FENCED" in str(error)
             break
+    assert at_once or hints == [[0, 1]]
     pg.join_group(group)
     assert total(group, 1)[0] == 2
     end_together(port, 2)

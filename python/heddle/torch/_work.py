@@ -126,14 +126,15 @@ class Work(dist.Work):
         self, status: int, detail: str, failed: tuple[int, ...], after: Callable[[Work], None] | None
     ) -> None:
         """Takes over how it ended. The status comes last: others look at it without a lock."""
-        self.failed = failed
+        # A fenced rank's operation names nobody else: what it lacks is this rank's membership.
+        self.failed = failed or ((self.group.rank(),) if status in _LOSSES else ())
         if after is not None:
             try:
                 after(self)
             except Exception as error:  # noqa: BLE001  wait() raises it
                 self._error = error
         if status != 0 and (status not in _LOSSES or _RAISE) and self._error is None:
-            self._error = _error.make(status, f"{self.name}: {detail}" if detail else "", failed)
+            self._error = _error.make(status, f"{self.name}: {detail}" if detail else "", self.failed)
         if status != 0:
             self.group.failed(self, status, detail)
         self._status = status
