@@ -223,16 +223,21 @@ static void probe_frame(struct host_conn *conn, const void *data, size_t size)
     (void)size;
 }
 
-/* Remembers why for the message of a timeout; true if waiting longer is pointless. */
+/* Remembers why for the message of a timeout; true if waiting longer is pointless. Of a
+ * range of ports most are closed: a coordinator of another token or version says more. */
 static bool note_refusal(struct host *host, const struct host_conn *conn,
                          enum host_refusal why, int error)
 {
     bool mismatch = why == HOST_REFUSAL_TOKEN || why == HOST_REFUSAL_VERSION;
+    bool pointless = false;
     int64_t now = base_env_now(host->env);
     (void)pthread_mutex_lock(&host->state_lock);
-    if (mismatch && !host->last_refusal_config)
+    if (!mismatch && host->mismatched[0] && strcmp(host->mismatched, conn->peer) != 0)
+        goto unlock;
+    if (mismatch && !host->mismatched[0])
         host->refused_since_ns = now;
-    host->last_refusal_config = mismatch;
+    (void)snprintf(host->mismatched, sizeof(host->mismatched), "%s",
+                   mismatch ? conn->peer : "");
     if (why == HOST_REFUSAL_VERSION)
         (void)snprintf(host->last_refusal, sizeof(host->last_refusal),
                        "%.80s has wire version %u, this process %u", conn->peer,
@@ -240,8 +245,8 @@ static bool note_refusal(struct host *host, const struct host_conn *conn,
     else
         (void)snprintf(host->last_refusal, sizeof(host->last_refusal), "%.80s: %s",
                        conn->peer, error ? strerror(error) : host_refusal_text(why));
-    bool pointless =
-        mismatch && host->exact && now - host->refused_since_ns >= MISMATCH_LIMIT;
+    pointless = mismatch && host->exact && now - host->refused_since_ns >= MISMATCH_LIMIT;
+unlock:
     (void)pthread_mutex_unlock(&host->state_lock);
     return pointless;
 }

@@ -207,7 +207,7 @@ static enum hdl_status not_reached(struct host *host, int64_t timeout_ns)
     format_place(&host->boot, place, sizeof(place));
     (void)pthread_mutex_lock(&host->state_lock);
     enum hdl_status status =
-        base_fail(host->last_refusal_config ? HDL_ECONFIG : HDL_ETIMEDOUT,
+        base_fail(host->mismatched[0] ? HDL_ECONFIG : HDL_ETIMEDOUT,
                   "rank %d of %d %s coordinator at %s within %lld ms%s%s", host->rank,
                   host->num_ranks, host->reached ? "was not admitted by the" : "found no",
                   place, (long long)(timeout_ns / BASE_NS_PER_MS),

@@ -135,8 +135,8 @@ struct host {
     char stage_text[BASE_DETAIL_BYTES];
     struct host_addresses candidates; /* guarded by state_lock */
     char last_refusal[128];
-    bool reached;             /* the coordinator, once: its address is known */
-    bool last_refusal_config; /* token or version */
+    char mismatched[80]; /* who refused last if its token or version differs, else "" */
+    bool reached;        /* the coordinator, once: its address is known */
     int64_t refused_since_ns;
 
     pthread_mutex_t end_lock; /* guards both: */

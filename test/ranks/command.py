@@ -139,6 +139,8 @@ def test_perf():
         done = heddle("perf", op, "-n", 2, "--bytes", "64", "--iters", 5, "--json", "--corrupt")
         check(done.returncode == 1, f"{op} with a spoiled byte", done)
         check([json.loads(line)["checked"] for line in done.stdout.splitlines()] == [False], "checked", done)
+    done = heddle("perf", "allgather", "-n", 2, "--bytes", str(2**64 - 1))
+    check(done.returncode == 1 and "not enough memory" in done.stderr, "a size that nobody has", done)
     found = rows(heddle("perf", "allreduce", "--ranks", 1, "--bytes", "1K", "--json", "--iters", 3))
     check(found[0]["transport"] == "self", "one rank alone")
     done = heddle("perf", "allreduce", "-n", 2, "--bytes", "8,1M", "--iters", 5)

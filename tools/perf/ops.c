@@ -323,6 +323,9 @@ static void place_buffers(struct perf_run *run)
 
 bool perf_run_open(struct perf_run *run, size_t bytes)
 {
+    /* So that no sum of blocks wraps. */
+    if (bytes > PTRDIFF_MAX / 4 / (size_t)run->ranks)
+        return false;
     shape(run, bytes);
     size_t total =
         (run->src_bytes + run->dst_bytes + 4 * PERF_ALIGN) / PERF_ALIGN * PERF_ALIGN;
