@@ -6,6 +6,7 @@
 
 #include "base/dtype.h"
 #include "base/option.h"
+#include "base/rankset.h"
 #include "group/engine.h"
 #include "group/group.h"
 #include "moe/gpu_link.h"
@@ -56,11 +57,16 @@ static enum hdl_status compare(const struct note *notes, uint32_t ranks)
     return HDL_OK;
 }
 
-static void find_newest(const struct note *notes, uint32_t ranks,
+/* After the operation that filled `notes`. */
+static void find_newest(const struct note *notes, uint32_t ranks, enum hdl_status status,
                         struct moe_newest *newest)
 {
-    *newest = (struct moe_newest){0, 0};
+    *newest = (struct moe_newest){0};
+    if (status == HDL_INCOMPLETE)
+        hdl_last_failed(newest->members, MOE_MAX_RANKS / 64);
     for (uint32_t r = 0; r < ranks; r++) {
+        if (notes[r].there && r < MOE_MAX_RANKS)
+            base_mask_set(newest->members, r);
         uint64_t generation = (uint64_t)notes[r].generation;
         uint64_t step = (uint64_t)notes[r].step;
         newest->generation =
@@ -108,11 +114,11 @@ static enum hdl_status agree_on_options(struct hdl_group *group, enum hdl_status
     enum hdl_status status =
         hdl_allgather(group, &notes[ranks], notes, sizeof(*notes) / sizeof(int64_t),
                       HDL_I64, &call, NULL);
+    find_newest(notes, ranks, status, newest);
     if (own != HDL_OK)
         status = base_fail(own, "%s", text);
     else
         status = status >= HDL_OK ? compare(notes, ranks) : group_told(status);
-    find_newest(notes, ranks, newest);
     base_free(env, notes);
     return status;
 }
@@ -144,7 +150,7 @@ static enum hdl_status make(struct hdl_group *group, struct moe_config *config,
     struct moe_peers *peers;
     *made = NULL;
     enum hdl_status status =
-        moe_peers_group(env, group, config->layout.total_bytes, &peers);
+        moe_peers_group(env, group, config->layout.total_bytes, newest->members, &peers);
     if (status != HDL_OK || !peers)
         moe_config_free(env, config);
     if (status != HDL_OK)

@@ -23,6 +23,8 @@ struct moe_gpu_link {
 /* The newest generation and step of any rank before this creation or update. */
 struct moe_newest {
     uint64_t generation, step;
+    /* Ranks that took part or were lost in it: who is there no more is missing. */
+    uint64_t members[MOE_MAX_RANKS / 64];
 };
 
 /*

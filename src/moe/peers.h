@@ -66,8 +66,10 @@ struct base_env;
 struct hdl_group;
 
 /* Arenas of `bytes` on all ranks of a group; a collective of it, which fails on all
- * alike. *peers is NULL if only this rank lacks memory. */
+ * alike. Who is in the mask `members` and lost meanwhile is absent. *peers is NULL if
+ * only this rank lacks memory. */
 enum hdl_status moe_peers_group(struct base_env *env, struct hdl_group *group,
-                                size_t bytes, struct moe_peers **peers);
+                                size_t bytes, const uint64_t *members,
+                                struct moe_peers **peers);
 
 #endif

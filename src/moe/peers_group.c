@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/env.h"
 #include "base/list.h"
+#include "base/rankset.h"
 #include "group/engine.h"
 #include "group/group.h"
 #include "moe/peers.h"
@@ -14,6 +15,7 @@ struct group_peers {
     struct hdl_group *group;
     struct group_arena *arena;
     struct hdl_peer_window **remote; /* [ranks] */
+    bool *was_there;                 /* [ranks] a member when the making began */
 };
 
 static struct group_peers *of(struct moe_peers *peers)
@@ -43,7 +45,7 @@ static enum moe_presence presence(struct moe_peers *peers, uint32_t rank)
     if (rank == peers->self)
         return MOE_PRESENT;
     if (!peers->base[rank] && !p->remote[rank])
-        return MOE_NO_MEMBER;
+        return p->was_there[rank] ? MOE_ABSENT : MOE_NO_MEMBER;
     return group_rank_absent(p->group, rank) || !group_rank_active(p->group, rank)
                ? MOE_ABSENT
                : MOE_PRESENT;
@@ -103,6 +105,7 @@ static void destroy(struct moe_peers *peers)
     group_arena_destroy(p->arena);
     base_free(p->env, (void *)p->base.base);
     base_free(p->env, (void *)p->remote);
+    base_free(p->env, p->was_there);
     base_free(p->env, p);
 }
 
@@ -118,25 +121,31 @@ static const struct moe_peers_ops group_ops = {
 };
 
 enum hdl_status moe_peers_group(struct base_env *env, struct hdl_group *group,
-                                size_t bytes, struct moe_peers **out)
+                                size_t bytes, const uint64_t *members,
+                                struct moe_peers **out)
 {
     uint32_t ranks = group_capacity(group);
     struct group_peers *p = base_alloc(env, 1, sizeof(*p));
     struct group_arena *arena;
     uint8_t **base = base_alloc(env, ranks, sizeof(uint8_t *));
     struct hdl_peer_window **remote = base_alloc(env, ranks, sizeof(*remote));
+    bool *was_there = base_alloc(env, ranks, sizeof(*was_there));
     enum hdl_status status = group_arena_create(group, bytes, &arena);
     *out = NULL;
-    if (status != HDL_OK || !p || !base || !remote) {
+    if (status != HDL_OK || !p || !base || !remote || !was_there) {
         if (status == HDL_OK)
             group_arena_destroy(arena);
+        base_free(env, was_there);
         base_free(env, (void *)remote);
         base_free(env, (void *)base);
         base_free(env, p);
         return status;
     }
-    *p = (struct group_peers){
-        .env = env, .group = group, .arena = arena, .remote = remote};
+    *p = (struct group_peers){.env = env,
+                              .group = group,
+                              .arena = arena,
+                              .remote = remote,
+                              .was_there = was_there};
     p->base = (struct moe_peers){.ranks = ranks,
                                  .self = group_rank(group),
                                  .own = group_arena_data(arena),
@@ -145,6 +154,7 @@ enum hdl_status moe_peers_group(struct base_env *env, struct hdl_group *group,
     for (uint32_t r = 0; r < ranks; r++) {
         base[r] = group_arena_map(arena, r);
         remote[r] = group_arena_remote(arena, r);
+        was_there[r] = base_mask_test(members, r);
         p->base.messaged = p->base.messaged || (!base[r] && remote[r]);
     }
     *out = &p->base;

@@ -5,7 +5,9 @@
  * Rank r's token t is r * 16 + t + 1 in all elements, expert e gives (e + 1) * x, weights
  * are 0.5; token t of rank r goes to experts r + t and r + t + 4, modulo 8. */
 #include <math.h>
+#include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "rank.h"
 
@@ -33,6 +35,8 @@ static const int32_t moved_ids[EXPERTS] = {0, 1, 4, 2, 3, 5, 6, 7};
 static float received_rows[ROWS * HIDDEN], result_rows[MOST * HIDDEN];
 static int32_t counts[EXPERTS];
 static uint8_t missing[MOST];
+static int32_t taken[RANKS];
+static const struct hdl_moe_call call = {.size = sizeof(call), .active = taken};
 
 static struct hdl_moe_opts options(void)
 {
@@ -63,9 +67,11 @@ static enum hdl_status dispatch(struct hdl_moe_handle *handle)
                                           .num_tokens = num_tokens[self.rank]};
     struct hdl_moe_received received = {
         .size = sizeof(received), .rows = received_rows, .counts = counts};
+    for (int r = 0; r < RANKS; r++)
+        taken[r] = 1;
     memset(received_rows, 0xff, sizeof(received_rows));
     memset(result_rows, 0xff, sizeof(result_rows));
-    return hdl_moe_dispatch(moe, &tokens, &received, NULL, handle);
+    return hdl_moe_dispatch(moe, &tokens, &received, &call, handle);
 }
 
 static enum hdl_status combine(struct hdl_moe_handle *handle)
@@ -155,16 +161,39 @@ static void others(void)
     CHECK_OK(hdl_moe_update(moe, even_counts, even_ids));
 }
 
-int main(void)
+/* Rank 3 dies as the others update: to them it is missing, not a slot without a member.
+ */
+static void lost(void)
+{
+    struct hdl_moe_handle handle;
+    if (self.rank == 3)
+        (void)kill(getpid(), SIGKILL);
+    CHECK_OK(hdl_moe_update(moe, NULL, NULL));
+    for (int i = 0; i < 3; i++) {
+        CHECK_STATUS(dispatch(&handle), HDL_INCOMPLETE);
+        CHECK(taken[0] && taken[1] && taken[2] && !taken[3], "its entry stays");
+        /* Of tokens 2 and 3 of rank 0 and 0 and 1 of rank 2 it holds an expert. */
+        CHECK_STATUS(combine(&handle), self.rank == 1 ? HDL_OK : HDL_INCOMPLETE);
+    }
+}
+
+int main(int argc, char **argv)
 {
     struct hdl_moe_opts opts = options();
     struct hdl_moe_state state = {.size = sizeof(state)};
+    (void)argv;
     rank_join(&self);
     held = even_ids + 2 * self.rank;
     CHECK_OK(hdl_moe_create(self.group, &opts, &moe));
     for (int i = 0; i < 5; i++)
         step();
     CHECK_OK(hdl_barrier(self.group, NULL, NULL));
+    if (argc > 1) { /* lost */
+        lost();
+        hdl_moe_destroy(moe);
+        rank_leave(&self);
+        return 0;
+    }
     if (self.rank == 2)
         removed();
     else
