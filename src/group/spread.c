@@ -12,19 +12,20 @@
  * Two ranks that yield to each other look busy and fresh in the cache to the scheduler,
  * which then leaves them on one core for seconds while another would take one of them.
  * Each rank shows in its segment where it is. Leaving the core out of the thread's mask
- * for a moment moves it; the mask is then as it was. Chance decides who moves, or both
- * would meet on the next core.
+ * for a moment moves it; the mask is then as it was. If all moved they would meet on the
+ * next core: the highest ranks leave at once, and where they do not (their mask has one
+ * core), or nobody knows who is who, chance decides.
  */
 #define PAUSE_FIRST (2 * BASE_NS_PER_MS)
 #define PAUSE_MOST (50 * BASE_NS_PER_MS)
 #define PAUSE_FORGET (500 * BASE_NS_PER_MS)
-enum { WAITS_MANY = 32 };
+enum { WAITS_LEAVE = 4, WAITS_MANY = 32 };
 
-static void move_thread(uint64_t seed)
+static void move_thread(void)
 {
     cpu_set_t mask;
     int core = sched_getcpu();
-    if (base_splitmix_below(&seed, 2) || core < 0 || core >= CPU_SETSIZE ||
+    if (core < 0 || core >= CPU_SETSIZE ||
         sched_getaffinity(0, sizeof(mask), &mask) != 0 || CPU_COUNT(&mask) < 2)
         return;
     cpu_set_t others = mask;
@@ -57,9 +58,9 @@ bool group_spread_same_core(const struct hdl_group *group, uint32_t rank)
                atomic_load_explicit(&own->core, memory_order_relaxed);
 }
 
-bool group_spread_full(struct hdl_group *group, uint32_t core)
+enum group_crowding group_spread_crowding(struct hdl_group *group, uint32_t core)
 {
-    uint32_t ranks = 0, here = 0;
+    uint32_t ranks = 0, here = 0, below = 0;
     for (uint32_t r = 0; r < group->capacity; r++) {
         const struct group_head *head = group->peer[r].segment;
         if (!head || !group_view_present(group->seen, r))
@@ -67,19 +68,23 @@ bool group_spread_full(struct hdl_group *group, uint32_t core)
         uint32_t there = atomic_load_explicit(&head->core, memory_order_relaxed);
         ranks += there != 0;
         here += there == core;
+        below += there == core && r < group->rank;
     }
-    return here > (ranks + group->engine->cores - 1) / group->engine->cores;
+    uint32_t share = (ranks + group->engine->cores - 1) / group->engine->cores;
+    if (here <= share)
+        return GROUP_CORE_FREE;
+    return below >= share ? GROUP_CORE_LEAVE : GROUP_CORE_SHARED;
 }
 
-void group_spread(struct group_engine *engine, bool shared)
+void group_spread(struct group_engine *engine, enum group_crowding crowding)
 {
     uint32_t waits = atomic_load_explicit(&engine->shared_waits, memory_order_relaxed);
-    if (!shared) {
+    if (crowding == GROUP_CORE_FREE) {
         if (waits)
             atomic_store_explicit(&engine->shared_waits, 0, memory_order_relaxed);
         return;
     }
-    if (waits < WAITS_MANY) {
+    if (waits < (crowding == GROUP_CORE_LEAVE ? WAITS_LEAVE : WAITS_MANY)) {
         atomic_store_explicit(&engine->shared_waits, waits + 1, memory_order_relaxed);
         return;
     }
@@ -95,5 +100,7 @@ void group_spread(struct group_engine *engine, bool shared)
     pause = 2 * pause < PAUSE_MOST ? 2 * pause : PAUSE_MOST;
     atomic_store_explicit(&engine->spread_pause_ns, pause, memory_order_relaxed);
     atomic_store_explicit(&engine->shared_waits, 0, memory_order_relaxed);
-    move_thread((uint64_t)now ^ (uint64_t)(uintptr_t)engine);
+    uint64_t seed = (uint64_t)now ^ (uint64_t)(uintptr_t)engine;
+    if (crowding == GROUP_CORE_LEAVE || base_splitmix_below(&seed, 2))
+        move_thread();
 }

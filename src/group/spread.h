@@ -15,11 +15,16 @@ uint32_t group_spread_show(struct hdl_group *group);
 void group_spread_hide(struct hdl_group *group);
 /* Where ranks outnumber cores: did the rank wait last on the core that this one did? */
 bool group_spread_same_core(const struct hdl_group *group, uint32_t rank);
-/* Are more ranks of the group on this core than its share of those awake on this host?
- * Under the lock. */
-bool group_spread_full(struct hdl_group *group, uint32_t core);
+/* Are more ranks of the group on a core than its share of those awake on this host? */
+enum group_crowding {
+    GROUP_CORE_FREE = 0,
+    GROUP_CORE_SHARED, /* others of them should leave first, or it is not known who */
+    GROUP_CORE_LEAVE   /* this rank should: there are enough below it */
+};
+/* Under the lock. */
+enum group_crowding group_spread_crowding(struct hdl_group *group, uint32_t core);
 /* After a wait that yielded: moves the calling thread to another core of its mask if wait
  * after wait found that this one is shared. */
-void group_spread(struct group_engine *engine, bool shared);
+void group_spread(struct group_engine *engine, enum group_crowding crowding);
 
 #endif

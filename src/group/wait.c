@@ -114,7 +114,7 @@ struct target {
     void *argument;
     struct hdl_group *group; /* whose ranks are waited for, NULL = not known */
     bool needs_core;         /* one of them needs this core, perhaps */
-    bool shared;             /* too many of them are on this core */
+    enum group_crowding crowding;
     uint32_t yields;
 };
 
@@ -154,7 +154,7 @@ static void look_at_cores(struct target *target)
     if (!group || group->path->messaged)
         return;
     uint32_t core = group_spread_show(group);
-    target->shared = group_spread_full(group, core);
+    target->crowding = group_spread_crowding(group, core);
     if (target->op && group->crowded)
         target->needs_core = peer_needs_core(target->op, core);
 }
@@ -241,7 +241,8 @@ static void yield(struct group_engine *engine, int64_t now)
 {
     sched_yield();
     if (engine->net && net_needs_poll(engine->net))
-        group_spread(engine, base_now_ns() - now > YIELD_LONG_NS);
+        group_spread(engine, base_now_ns() - now > YIELD_LONG_NS ? GROUP_CORE_SHARED
+                                                                 : GROUP_CORE_FREE);
 }
 
 /* May ranks that the operation waits for need this core? */
@@ -274,7 +275,7 @@ bool group_op_yield(struct hdl_op *op)
     if (target.needs_core) {
         group_engine_unlock(engine);
         sched_yield();
-        group_spread(engine, target.shared);
+        group_spread(engine, target.crowding);
         group_engine_lock(engine);
     }
     return group_op_spin(op, target.needs_core ? 1 : SPIN_ROUNDS);
@@ -298,6 +299,8 @@ static bool wait_until(struct group_engine *engine, struct target *target,
         int64_t idle = now - since;
         if (few_cores)
             rounds = target->needs_core ? 1 : SPIN_ROUNDS;
+        else if (target->crowding != GROUP_CORE_FREE)
+            rounds = 1;
         if (idle < engine->spin_ns && rounds == SPIN_ROUNDS)
             continue;
         if (!crowded || rounds == SPIN_ROUNDS)
@@ -320,7 +323,7 @@ static bool wait_for(struct group_engine *engine, struct target *target, int64_t
     atomic_fetch_add_explicit(&engine->waiters, 1, memory_order_seq_cst);
     bool done = wait_until(engine, target, deadline, crowded);
     if (target->yields && target->group && !target->group->path->messaged)
-        group_spread(engine, target->shared);
+        group_spread(engine, target->crowding);
     atomic_fetch_sub_explicit(&engine->waiters, 1, memory_order_relaxed);
     return done;
 }
