@@ -262,7 +262,8 @@ bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
     bool pulls = !op->mismatch && !root_lost(op, chunk);
     if (pulls && op->algorithm->pull)
         status = op->algorithm->pull(op, chunk);
-    if (!still_there(op, chunk))
+    bool has_read = op->mismatch || (pulls && op->algorithm->pull);
+    if (has_read && !still_there(op, chunk))
         return false;
     if (op->mismatch) {
         mapped_close_op(group, op);
@@ -484,18 +485,22 @@ uint64_t group_segment_newest(const struct group_shape *shape, void *segment)
     return newest_of(group_segment_slot(shape, segment, 0), shape->window_chunks);
 }
 
+bool mapped_lacks(const struct hdl_op *op, uint32_t rank)
+{
+    const struct group_slot *slots = op->group->peer[rank].slots;
+    uint64_t chunk = op->pulled;
+    if (!slots || !mapped_takes_part(op, rank, chunk))
+        return false;
+    const struct group_slot *slot = &slots[group_slot_of(op->group, op->number, chunk)];
+    return atomic_load_explicit(&slot->seq, memory_order_relaxed) <
+           GROUP_X(op->number, chunk);
+}
+
 void mapped_missing(const struct hdl_op *op, uint64_t *mask)
 {
-    uint64_t chunk = op->pulled;
-    for (uint32_t r = 0; r < op->group->capacity; r++) {
-        if (!mapped_takes_part(op, r, chunk) || !op->group->peer[r].slots)
-            continue;
-        const struct group_slot *slot =
-            &op->group->peer[r].slots[group_slot_of(op->group, op->number, chunk)];
-        if (atomic_load_explicit(&slot->seq, memory_order_relaxed) <
-            GROUP_X(op->number, chunk))
+    for (uint32_t r = 0; r < op->group->capacity; r++)
+        if (mapped_lacks(op, r))
             base_mask_set(mask, r);
-    }
 }
 
 const struct group_path group_path_mapped = {

@@ -107,6 +107,8 @@ bool mapped_finish_chunk(struct hdl_group *group, struct hdl_op *op, uint64_t ch
 void mapped_close_op(struct hdl_group *group, struct hdl_op *op);
 void mapped_start(struct hdl_group *group, struct hdl_op *op);
 uint64_t mapped_sample(struct hdl_group *group, uint32_t rank);
+/* Has the rank's input of the chunk that is pulled next not come? */
+bool mapped_lacks(const struct hdl_op *op, uint32_t rank);
 void mapped_missing(const struct hdl_op *op, uint64_t *mask);
 
 /* One per kind; the table (table.h) chooses where there are several. */

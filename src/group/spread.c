@@ -58,22 +58,14 @@ bool group_spread_same_core(const struct hdl_group *group, uint32_t rank)
                atomic_load_explicit(&own->core, memory_order_relaxed);
 }
 
-enum group_crowding group_spread_crowding(struct hdl_group *group, uint32_t core)
+enum group_crowding group_spread_crowding(const struct hdl_group *group,
+                                          const struct group_awake *awake)
 {
-    uint32_t ranks = 0, here = 0, below = 0;
-    for (uint32_t r = 0; r < group->capacity; r++) {
-        const struct group_head *head = group->peer[r].segment;
-        if (!head || !group_view_present(group->seen, r))
-            continue;
-        uint32_t there = atomic_load_explicit(&head->core, memory_order_relaxed);
-        ranks += there != 0;
-        here += there == core;
-        below += there == core && r < group->rank;
-    }
-    uint32_t share = (ranks + group->engine->cores - 1) / group->engine->cores;
-    if (here <= share)
+    uint32_t cores = group->engine->cores;
+    if (awake->here * cores <= awake->all + cores - 1)
         return GROUP_CORE_FREE;
-    return below >= share ? GROUP_CORE_LEAVE : GROUP_CORE_SHARED;
+    uint32_t share = (awake->all + cores - 1) / cores;
+    return awake->below >= share ? GROUP_CORE_LEAVE : GROUP_CORE_SHARED;
 }
 
 void group_spread(struct group_engine *engine, enum group_crowding crowding)

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/rankset.h"
-#include "group/group.h"
+#include "group/mapped.h"
 #include "group/p2p.h"
 #include "group/spread.h"
 #include "net/net.h"
@@ -20,7 +20,7 @@
 /* Rounds of progress between two looks at the clock or two yields. A waiter spins for
  * spin_ns once; afterwards it offers its core between short looks, so that a peer that
  * shares the core can go on. */
-enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4, CORE_WORDS = 16 };
+enum { SPIN_ROUNDS = 32, YIELD_ROUNDS = 6, CROWDED_ROUNDS = 4 };
 
 #define TICK_NS (10 * BASE_NS_PER_MS)
 #define SLEEP_NS (100 * BASE_NS_PER_MS)
@@ -123,40 +123,45 @@ static bool reached(const struct target *target)
     return target->op ? group_op_finished(target->op) : target->test(target->argument);
 }
 
-/* Does the operation wait for a rank that needs this core, perhaps? If not, nothing is
- * won by giving it up; also if all came while this thread looked elsewhere. */
-static bool peer_needs_core(const struct hdl_op *op, uint32_t core)
+static bool waits_for(const struct hdl_op *op, uint32_t rank)
 {
-    struct hdl_group *group = op->group;
-    uint32_t words = base_rank_set_words(group->capacity);
-    uint64_t mask[CORE_WORDS] = {0}, any = 0;
-    if (words > CORE_WORDS)
-        return true;
-    find_missing(op, mask);
-    for (uint32_t w = 0; w < words; w++) {
-        any |= mask[w];
-        for (uint64_t bits = mask[w]; bits; bits &= bits - 1) {
-            uint32_t rank = w * 64 + (uint32_t)__builtin_ctzll(bits);
-            const struct group_head *head = group->peer[rank].segment;
-            uint32_t there =
-                head ? atomic_load_explicit(&head->core, memory_order_relaxed) : 0;
-            if (there == 0 || there == core)
-                return true;
-        }
-    }
-    return !any && (!op->number || op->use_pieces || op->pulled == op->published);
+    return op->number ? mapped_lacks(op, rank) : op->peer == (int32_t)rank;
 }
 
-/* Under the lock. */
+/* Does it wait for inputs of ranks, or for one rank? Otherwise for pieces, a free slot or
+ * any source, and who keeps it waiting is not looked for. */
+static bool knows_whom(const struct hdl_op *op)
+{
+    return op->number ? !op->use_pieces && op->pulled < op->published : op->peer >= 0;
+}
+
+/* Which ranks are on this core: too many of those that are awake? And does the operation
+ * wait for one of them, or one that may be? If not, nothing is won by giving up the core;
+ * also if all came while this thread looked elsewhere. Under the lock; before every
+ * yield, so one pass, which mostly reads one flag. */
 static void look_at_cores(struct target *target)
 {
     struct hdl_group *group = target->group;
     if (!group || group->path->messaged)
         return;
+    const struct hdl_op *op = group->crowded ? target->op : NULL;
+    struct group_awake awake = {0};
     uint32_t core = group_spread_show(group);
-    target->crowding = group_spread_crowding(group, core);
-    if (target->op && group->crowded)
-        target->needs_core = peer_needs_core(target->op, core);
+    bool known = op && knows_whom(op), near = false, far = false;
+    for (uint32_t r = 0, n = group->capacity; r < n; r++) {
+        uint32_t there = group_spread_core(group, r);
+        awake.all += there != 0;
+        awake.here += there == core;
+        awake.below += there == core && r < group->rank;
+        if (there != 0 && there != core) {
+            if (op && !known && !far)
+                far = waits_for(op, r);
+        } else if (op && !near) {
+            near = waits_for(op, r);
+        }
+    }
+    target->needs_core = near || (op && !known && !far);
+    target->crowding = group_spread_crowding(group, &awake);
 }
 
 /* A short spin under the lock; sets *moved. */
