@@ -45,6 +45,8 @@ static void *keep_coordinator(void *argument)
         if (child == 0)
             be_coordinator(life);
         coordinator = child;
+        if (over && child > 0) /* perhaps it was not yet there to be told */
+            (void)kill(child, SIGTERM);
         CHECK(child > 0 && waitpid(child, &code, 0) == child, "no coordinator");
         /* Also at its last message, when all is over. */
         bool kill_taken = WIFSIGNALED(code) && WTERMSIG(code) == SIGKILL;
