@@ -31,11 +31,11 @@ int command_coordinator(int argc, char **argv)
          "address to listen on (default 127.0.0.1:29400)"},
         {0, "token-file", TOOL_TEXT, &token_file, 0, "FILE",
          "the job's token, 64 hexadecimal digits (default HEDDLE_TOKEN)"},
-        {0, "dead-after", TOOL_SECONDS, &dead_after_us, 0, "S",
+        {0, "dead-after", TOOL_SECONDS, &dead_after_us, 200000, "S",
          "a rank that is silent for so long is dead (default 5)"},
-        {0, "grace", TOOL_SECONDS, &grace_us, 0, "S",
+        {0, "grace", TOOL_SECONDS, &grace_us, 1, "S",
          "time to reconnect after a connection closed (default 0.5)"},
-        {0, "link-timeout", TOOL_SECONDS, &link_timeout_us, 0, "S",
+        {0, "link-timeout", TOOL_SECONDS, &link_timeout_us, 1, "S",
          "a link between live ranks that stays down is given up (default 5)"},
     };
     const struct tool_usage usage = {"heddle coordinator [options]",
@@ -49,6 +49,8 @@ int command_coordinator(int argc, char **argv)
     struct base_addr addr;
     if (base_parse_addr(listen, &addr) != HDL_OK)
         return tool_usage_error("--listen: %s", base_detail());
+    if (token_file && !*token_file)
+        return tool_usage_error("--token-file needs a file's name");
     if (token_file)
         (void)setenv("HEDDLE_TOKEN_FILE", token_file, 1);
     if (token_file)

@@ -82,6 +82,23 @@ static bool read_seconds(const char *text, int64_t *us)
     return true;
 }
 
+static bool set_seconds(const struct tool_option *option, const char *shown,
+                        const char *text)
+{
+    int64_t us;
+    if (!read_seconds(text, &us)) {
+        tool_usage_error("%s needs a number of seconds, got '%s'", shown, text);
+        return false;
+    }
+    if (us < option->min) {
+        tool_usage_error("%s must be at least %g s, got '%s'", shown,
+                         (double)option->min / 1e6, text);
+        return false;
+    }
+    *(int64_t *)option->value = us;
+    return true;
+}
+
 static bool set_int(const struct tool_option *option, const char *shown, const char *text)
 {
     uint64_t number;
@@ -136,10 +153,7 @@ static bool set_value(const struct tool_option *option, const char *shown,
     case TOOL_CHOICE:
         return set_choice(option, shown, text);
     case TOOL_SECONDS:
-        if (read_seconds(text, option->value))
-            return true;
-        tool_usage_error("%s needs a number of seconds, got '%s'", shown, text);
-        return false;
+        return set_seconds(option, shown, text);
     case TOOL_SIZES:
         sizes = option->value;
         if (base_parse_size_list(text, sizes->size, TOOL_SIZES_MAX, &sizes->count) ==

@@ -11,7 +11,8 @@
 enum tool_option_kind {
     TOOL_FLAG,    /* bool */
     TOOL_INT,     /* int64_t, at least `min` */
-    TOOL_SECONDS, /* int64_t microseconds, from a decimal number of seconds */
+    TOOL_SECONDS, /* int64_t microseconds, at least `min`, from a decimal number of
+                     seconds */
     TOOL_TEXT,    /* const char * */
     TOOL_CHOICE,  /* const char *, one of those in `arg`: "shm|fabric" */
     TOOL_SIZES    /* struct tool_sizes */

@@ -49,21 +49,22 @@ static bool read_faults(const char *list, unsigned *faults)
     return *faults != 0;
 }
 
-/* "7" or "1..1000". */
+/* "7" or "1..1000"; the last is below UINT64_MAX, so that a loop up to it ends. */
 static bool read_seeds(const char *text, uint64_t *first, uint64_t *last)
 {
     char room[32];
     const char *dots = strstr(text, "..");
     if (!dots)
         return base_parse_u64(text, first) == HDL_OK &&
-               base_parse_u64(text, last) == HDL_OK;
+               base_parse_u64(text, last) == HDL_OK && *last < UINT64_MAX;
     size_t length = (size_t)(dots - text);
     if (length >= sizeof(room))
         return false;
     memcpy(room, text, length);
     room[length] = 0;
     return base_parse_u64(room, first) == HDL_OK &&
-           base_parse_u64(dots + 2, last) == HDL_OK && *first <= *last;
+           base_parse_u64(dots + 2, last) == HDL_OK && *first <= *last &&
+           *last < UINT64_MAX;
 }
 
 static double seconds_now(void)
@@ -252,6 +253,29 @@ static int refuse_defect(const char *name)
     return tool_usage_error("--defect: '%s' is none of%s", name, known);
 }
 
+/* False, with a sentence, if numbers are beyond what schedules bear or options do not go
+ * together. */
+static bool in_bounds(const struct wish *wish)
+{
+    const char *wrong = NULL;
+    if (wish->ranks > 65536 || wish->capacity > 65536 || wish->ops > 10000 ||
+        wish->faults > 10000)
+        wrong = "at most 65536 ranks, 10000 operations, 10000 faults";
+    else if (wish->capacity > 0 && wish->capacity < wish->ranks)
+        wrong = "--capacity is less than the founders";
+    else if (wish->link_us > 1000000 || wish->dead_us > 1000000000)
+        wrong = "--link is at most 1 s, --dead-after 1000 s";
+    else if (wish->groups > 3)
+        wrong = "at most 3 groups";
+    else if (wish->second && !wish->exhaustive)
+        wrong = "--second goes with --exhaustive";
+    else if (wish->json && (wish->exhaustive || wish->messages))
+        wrong = "--json does not go with --exhaustive or --messages";
+    if (wrong)
+        tool_usage_error("%s", wrong);
+    return !wrong;
+}
+
 static int run_wish(const struct wish *wish)
 {
     struct sim_options options;
@@ -263,18 +287,16 @@ static int run_wish(const struct wish *wish)
     if (!read_faults(wish->kinds, &options.faults))
         return tool_usage_error("--faults: unknown fault in '%s' (see --help)",
                                 wish->kinds);
-    if (wish->ranks > 65536 || wish->capacity > 65536 || wish->ops > 10000)
-        return tool_usage_error("at most 65536 ranks and 10000 operations");
+    if (!in_bounds(wish))
+        return TOOL_USAGE;
     if (wish->defect && !find_defect(wish->defect, &options.defect))
         return refuse_defect(wish->defect);
     options.ranks = (uint32_t)wish->ranks;
     options.capacity = (uint32_t)wish->capacity;
     options.ops = (uint32_t)wish->ops;
     options.num_faults = (uint32_t)wish->faults;
-    options.link_ns = wish->link_us > 0 ? wish->link_us * 1000 : 1000;
-    options.dead_after_ns = wish->dead_us > 0 ? wish->dead_us * 1000 : 1000000;
-    if (wish->groups > 3)
-        return tool_usage_error("at most 3 groups");
+    options.link_ns = wish->link_us * 1000;
+    options.dead_after_ns = wish->dead_us * 1000;
     options.groups = (uint32_t)wish->groups;
     options.manual = wish->manual;
     options.apart = wish->apart;
@@ -323,9 +345,9 @@ int command_sim(int argc, char **argv)
         {0, "ops", TOOL_INT, &wish.ops, 1, "N", "collectives (default 6)"},
         {0, "plane", TOOL_CHOICE, &wish.plane, 0, "mapped|messaged|both",
          "how data moves (default both; mapped above 64 ranks)"},
-        {0, "link", TOOL_SECONDS, &wish.link_us, 0, "S",
+        {0, "link", TOOL_SECONDS, &wish.link_us, 1, "S",
          "delay of a message (default 50e-6)"},
-        {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 0, "S",
+        {0, "dead-after", TOOL_SECONDS, &wish.dead_us, 1, "S",
          "silence after which a rank is dead (default 0.2)"},
         {0, "manual", TOOL_FLAG, &wish.manual, 0, NULL, "lost ranks stay active"},
         {0, "apart", TOOL_FLAG, &wish.apart, 0, NULL,

@@ -58,9 +58,14 @@ def test_help():
                  ["run", "a"], ["run", "-n", "2"], ["perf", "barrier", "-n", "x"], ["info", "x"], ["demo", "a", "b"],
                  ["perf", "allreduce", "--transport", "pigeon"], ["perf", "moe", "--dtype", "f16"],
                  ["perf", "recovery", "--transport", "pigeon"], ["perf", "--micro", "pigeon"],
-                 ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"], ["coordinator", "--listen", "here"]):
+                 ["chaos", "--coordinator", "none"], ["sim", "--plane", "x"], ["coordinator", "--listen", "here"],
+                 ["coordinator", "--token-file", ""], ["coordinator", "--dead-after", "0"], ["coordinator", "--grace", "0"],
+                 ["chaos", "--dead-after", "0.1"], ["sim", "--seeds", 2**64 - 1], ["sim", "--num-faults", 2**31 - 1],
+                 ["sim", "--capacity", 4], ["sim", "--link", 2], ["sim", "--link", 0], ["sim", "--second", "kill"],
+                 ["sim", "--exhaustive", "--json"], ["perf", "moe", "-n", 3], ["perf", "moe", "--topk", 65],
+                 ["perf", "moe", "--tokens", 2**31], ["demo", "-n", 500]):
         done = heddle(*args)
-        check(done.returncode == 2 and done.stderr.count("\n") == 1, " ".join(args), done)
+        check(done.returncode == 2 and done.stderr.count("\n") == 1, " ".join(map(str, args)), done)
 
 
 def test_run():
@@ -141,6 +146,8 @@ def test_perf():
         check([json.loads(line)["checked"] for line in done.stdout.splitlines()] == [False], "checked", done)
     done = heddle("perf", "allgather", "-n", 2, "--bytes", str(2**64 - 1))
     check(done.returncode == 1 and "not enough memory" in done.stderr, "a size that nobody has", done)
+    done = heddle("perf", "moe", "--tokens", 2**31 - 1, "--hidden", 2**20, "--iters", 1)
+    check(done.returncode == 1 and "not enough memory for" in done.stderr, "tokens that nobody has room for", done)
     found = rows(heddle("perf", "allreduce", "--ranks", 1, "--bytes", "1K", "--json", "--iters", 3))
     check(found[0]["transport"] == "self", "one rank alone")
     done = heddle("perf", "allreduce", "-n", 2, "--bytes", "8,1M", "--iters", 5)

@@ -439,7 +439,7 @@ int command_chaos(int argc, char **argv)
         {0, "seed", TOOL_INT, &seed, 0, "X", "of the events and operations (default 1)"},
         {0, "transport", TOOL_CHOICE, &transport, 0, "auto|shm|fabric|mixed",
          "the way to the others; mixed = two hosts (default auto)"},
-        {0, "dead-after", TOOL_SECONDS, &dead_after_us, 0, "S",
+        {0, "dead-after", TOOL_SECONDS, &dead_after_us, 200000, "S",
          "silence after which a stopped rank is removed (default 1)"},
         {0, "coordinator", TOOL_CHOICE, &coordinator, 0, "own|rank0",
          "a process of its own (default), or rank 0, which is then spared until the end"},

@@ -399,7 +399,7 @@ int command_demo(int argc, char **argv)
     bool words = false, elastic = false;
     struct launch launch = {.ranks = 4, .grace_us = 5000000, .timeout_us = 300000000};
     const struct tool_option options[] = {
-        {'n', "ranks", TOOL_INT, &launch.ranks, 1, "N", "ranks to start (default 4)"},
+        {'n', "ranks", TOOL_INT, &launch.ranks, 1, "N", "ranks, 1 to 64 (default 4)"},
         {0, "hosts", TOOL_INT, &launch.hosts, 1, "H",
          "spread them over H network namespaces that act as hosts"},
         {0, "words", TOOL_FLAG, &words, 0, NULL,
@@ -421,7 +421,9 @@ int command_demo(int argc, char **argv)
         return code;
     if (first + 1 < argc)
         return tool_usage_error("demo takes one file, got also '%s'", argv[first + 1]);
-    if (elastic && (words || launch.ranks < 2 || launch.ranks > 64))
+    if (launch.ranks > 64)
+        return tool_usage_error("the demo takes 1 to 64 ranks");
+    if (elastic && (words || launch.ranks < 2))
         return tool_usage_error("demo --elastic is the layer on 2 to 64 ranks");
     demo.path = first < argc ? argv[first] : default_path();
     if (!launch_is_rank()) { /* a file without words is refused once, not by all ranks */

@@ -340,7 +340,16 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
         .split = strcmp(p->phases, "split") == 0,
         .routing = p->routing,
     };
-    enum hdl_status status = moe_bench_open(&b) ? run_own(p, &b, &row) : HDL_ENOMEM;
+    int64_t opened = moe_bench_open(&b);
+    enum hdl_status status = perf_agree(&p->job, &opened, HDL_MIN);
+    if (status == HDL_OK && !opened) {
+        moe_bench_close(&b);
+        return tool_failed("not enough memory for %" PRId64 " tokens of %" PRId64
+                           " elements",
+                           tokens, p->hidden);
+    }
+    if (status == HDL_OK)
+        status = run_own(p, &b, &row);
     if (status == HDL_OK)
         print_row(p, tokens, "heddle", &row);
     if (status == HDL_OK && p->compare)
@@ -383,15 +392,29 @@ static int run_cuda(struct perf_moe *p)
     return moe_cuda_run(&o);
 }
 
+static bool fits(const struct perf_moe *p, int64_t ranks)
+{
+    bool good = p->experts % ranks == 0 && p->topk <= p->experts && p->topk <= 64;
+    if (!good)
+        tool_usage_error("%" PRId64 " experts, top %" PRId64 ", %" PRId64
+                         " ranks do not fit",
+                         p->experts, p->topk, ranks);
+    for (size_t i = 0; good && i < p->tokens.count; i++) {
+        good = p->tokens.size[i] <= INT32_MAX;
+        if (!good)
+            tool_usage_error("at most %d tokens, got %" PRIu64, INT32_MAX,
+                             p->tokens.size[i]);
+    }
+    return good;
+}
+
 static int run_all(void *user)
 {
     struct perf_moe *p = user;
     int code = TOOL_OK;
     p->good = true;
-    if (p->experts % p->job.num_ranks != 0 || p->topk > p->experts || p->topk > 64)
-        return tool_usage_error("%" PRId64 " experts, top %" PRId64
-                                ", %d ranks do not fit",
-                                p->experts, p->topk, p->job.num_ranks);
+    if (!fits(p, p->job.num_ranks))
+        return TOOL_USAGE;
     if (strcmp(p->device, "cuda") == 0)
         return run_cuda(p);
     if (measure_copy(p) != HDL_OK || measure_small(p) != HDL_OK)
@@ -411,6 +434,8 @@ static int start(struct perf_moe *p, int argc, char **argv, int first)
     if (first + 1 != argc || tool_choice(OPERATIONS, argv[first]) < 0)
         return tool_usage_error("perf takes one operation: " OPERATIONS);
     p->op = argv[first];
+    if (!launch_is_rank() && !fits(p, p->job.ranks > 0 ? p->job.ranks : 2))
+        return TOOL_USAGE;
     return perf_job_run(&p->job, argc, argv, run_all, p);
 }
 
