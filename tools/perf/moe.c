@@ -340,25 +340,18 @@ static int run_tokens(struct perf_moe *p, int64_t tokens)
         .split = strcmp(p->phases, "split") == 0,
         .routing = p->routing,
     };
-    int64_t opened = moe_bench_open(&b);
-    enum hdl_status status = perf_agree(&p->job, &opened, HDL_MIN);
-    if (status == HDL_OK && !opened) {
-        moe_bench_close(&b);
-        return tool_failed("not enough memory for %" PRId64 " tokens of %" PRId64
-                           " elements",
-                           tokens, p->hidden);
-    }
-    if (status == HDL_OK)
-        status = run_own(p, &b, &row);
+    enum hdl_status status = moe_bench_open(&b) ? run_own(p, &b, &row) : HDL_ENOMEM;
     if (status == HDL_OK)
         print_row(p, tokens, "heddle", &row);
     if (status == HDL_OK && p->compare)
         status = run_usual(p, &b, false, &row);
     if (status == HDL_OK && p->compare)
         status = run_usual(p, &b, true, &row);
+    const char *detail = hdl_error_detail(); /* none of memory of the command's own */
     if (status != HDL_OK)
         tool_failed("rank %d: %s of %" PRId64 " tokens: %s: %s", p->job.rank, p->op,
-                    tokens, hdl_status_name(status), hdl_error_detail());
+                    tokens, hdl_status_name(status),
+                    *detail ? detail : hdl_status_text(status));
     moe_bench_close(&b);
     p->good = p->good && row.checked;
     return status == HDL_OK ? TOOL_OK : TOOL_FAILED;
