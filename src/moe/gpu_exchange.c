@@ -404,8 +404,9 @@ enum hdl_status moe_gpu_create(struct base_env *env, const struct moe_gpu_opts *
     s = moe_gpu_make_state(g);
     if (!s)
         s = fit(g);
-    if (!s)
-        s = gpu_block_create(&g->device, geo.total_bytes, &g->arena[g->rank]);
+    for (uint32_t r = 0; !s && r < geo.ranks; r++)
+        s = r == g->rank ? gpu_block_create(&g->device, geo.total_bytes, &g->arena[r])
+                         : gpu_block_reserve(&g->device, geo.total_bytes, &g->arena[r]);
     if (s)
         goto fail;
     s = gpu_enter(&g->device);
@@ -449,18 +450,11 @@ enum hdl_status moe_gpu_export(struct moe_gpu *g, int *fd)
 
 enum hdl_status moe_gpu_attach(struct moe_gpu *g, uint32_t rank, int fd)
 {
-    struct gpu_block *block = &g->arena[rank];
     if (rank >= g->geo.ranks || rank == g->rank)
         return base_fail(HDL_EINVAL, "arena of rank %u of %u for rank %u", rank,
                          g->geo.ranks, g->rank);
-    if (block->address) {
-        gpu_block_unmap(&g->device, block);
-    } else {
-        enum hdl_status s = gpu_block_reserve(&g->device, g->geo.total_bytes, block);
-        if (s)
-            return s;
-    }
-    return gpu_block_import(&g->device, fd, block);
+    gpu_block_unmap(&g->device, &g->arena[rank]);
+    return gpu_block_import(&g->device, fd, &g->arena[rank]);
 }
 
 void moe_gpu_detach(struct moe_gpu *g, uint32_t rank)
