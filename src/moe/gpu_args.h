@@ -205,7 +205,7 @@ struct moe_gpu_state {
     uint32_t generation;
     uint32_t active;  /* ranks that the control plane believes in; may change any time */
     uint32_t sent;    /* ranks that this step's rows were sent to */
-    uint32_t members; /* ranks linked at creation or the last update */
+    uint32_t members; /* of creation or the last update, also who was lost meanwhile */
     uint32_t mask;    /* of these, who the caller's mask has */
     uint32_t alone;   /* the own rank: a call that is refused counts on nobody */
     uint32_t unweighted;  /* sources whose weights come with combine */

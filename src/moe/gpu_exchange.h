@@ -61,8 +61,8 @@ void moe_gpu_destroy(struct moe_gpu *gpu);
 
 /* The own arena as a descriptor for peers; the caller closes it. */
 enum hdl_status moe_gpu_export(struct moe_gpu *gpu, int *fd);
-/* Maps the arena of `rank`; a former one is replaced at the same address, when no kernel
- * runs. `fd` stays the caller's. */
+/* Maps the arena of `rank`, or replaces a former one when no kernel runs: the address is
+ * the same since creation, captured launches have it. `fd` stays the caller's. */
 enum hdl_status moe_gpu_attach(struct moe_gpu *gpu, uint32_t rank, int fd);
 
 /* Takes the mapping away from ranks that are gone; no kernel may run. */
@@ -71,13 +71,13 @@ void moe_gpu_detach(struct moe_gpu *gpu, uint32_t rank);
 enum hdl_status moe_gpu_quiesce(struct moe_gpu *gpu);
 /* Whether launches that were captured before take another map. */
 enum hdl_status moe_gpu_takes_map(const struct moe_gpu *gpu, const struct moe_map *map);
-/* A new map, and the ranks (bit r) that are linked; all lanes go on with `step` of
- * `generation`. No kernel may run. */
-enum hdl_status moe_gpu_begin(struct moe_gpu *gpu, uint32_t members, uint32_t generation,
-                              uint32_t step);
+/* A new map, the ranks (bit r) that calls count on, and as in moe_gpu_set_active who of
+ * them is there; all lanes go on with `step` of `generation`. No kernel may run. */
+enum hdl_status moe_gpu_begin(struct moe_gpu *gpu, uint32_t members, uint32_t active,
+                              uint32_t generation, uint32_t step);
 
-/* Which ranks the kernels believe in (bit r), seen also by kernels that are waiting.
- * Waits for no kernel. */
+/* Which ranks the kernels believe in (bit r), all of them attached; seen also by kernels
+ * that are waiting. Waits for no kernel. */
 enum hdl_status moe_gpu_set_active(struct moe_gpu *gpu, uint32_t active);
 
 struct moe_gpu_call {

@@ -40,7 +40,7 @@ static enum moe_presence presence(struct moe_peers *peers, uint32_t rank)
     if (rank == peers->self)
         return MOE_PRESENT;
     if (!l->mapped[rank])
-        return MOE_NO_MEMBER;
+        return l->members >> rank & 1 ? MOE_ABSENT : MOE_NO_MEMBER;
     return group_rank_absent(l->group, rank) || !group_rank_active(l->group, rank)
                ? MOE_ABSENT
                : MOE_PRESENT;
@@ -163,8 +163,9 @@ static struct moe_gpu_link *new_link(struct hdl_group *group)
 
 static enum hdl_status begin(struct moe_gpu_link *l, const struct moe_newest *newest)
 {
-    return moe_gpu_begin(l->gpu, present_ranks(l), (uint32_t)newest->generation + 1,
-                         (uint32_t)newest->step + 1);
+    l->members = (uint32_t)newest->members[0];
+    return moe_gpu_begin(l->gpu, l->members, present_ranks(l),
+                         (uint32_t)newest->generation + 1, (uint32_t)newest->step + 1);
 }
 
 static enum hdl_status make(struct hdl_group *group, const struct hdl_moe_opts *opts,

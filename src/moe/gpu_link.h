@@ -18,6 +18,7 @@ struct moe_gpu_link {
     int fd; /* of the own arena, offered; -1 = none */
     struct net_ticket ticket;
     uint64_t mapped[MOE_GPU_MAX_RANKS]; /* key of the arena that is mapped, 0 = none */
+    uint32_t members; /* of creation or the last update, also who was lost meanwhile */
 };
 
 /* The newest generation and step of any rank before this creation or update. */

@@ -221,8 +221,8 @@ static enum hdl_status forget_experts(struct moe_gpu *g, uint32_t lane)
     return s;
 }
 
-enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t generation,
-                              uint32_t step)
+enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t active,
+                              uint32_t generation, uint32_t step)
 {
     const uint32_t alone = UINT32_C(1) << g->rank;
     enum hdl_status s = put_tables(g);
@@ -237,7 +237,7 @@ enum hdl_status moe_gpu_begin(struct moe_gpu *g, uint32_t members, uint32_t gene
         if (!s)
             s = PUT_STATE(g, lane, alone, &alone);
     }
-    return s ? s : moe_gpu_set_active(g, members);
+    return s ? s : moe_gpu_set_active(g, active);
 }
 
 enum hdl_status moe_gpu_buffer(struct moe_gpu *g, uint32_t lane, uint64_t *address)
@@ -283,7 +283,7 @@ enum hdl_status moe_gpu_make_state(struct moe_gpu *g)
         s = gpu_alloc(&g->device, g->lane_bytes * lanes, &g->lane_memory);
     for (uint32_t lane = 0; !s && lane < lanes; lane++)
         s = moe_gpu_clear_error(g, lane);
-    return s ? s : moe_gpu_begin(g, all, 1, 1);
+    return s ? s : moe_gpu_begin(g, all, all, 1, 1);
 }
 
 void moe_gpu_free_state(struct moe_gpu *g)

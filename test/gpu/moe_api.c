@@ -315,7 +315,8 @@ static int run(bool joins)
     make_maps();
     const struct gpu_case first = options();
     struct hdl_moe_state state = {.size = sizeof(state)};
-    public_open(&first.opts, joins);
+    public_join(joins);
+    public_open(&first.opts);
     struct gpu_graph_exec *old = joins ? NULL : capture(), *fresh;
     if (!joins) {
         public_say("captured");

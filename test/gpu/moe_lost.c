@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Ranks that are killed or stopped inside their kernels, by each protocol: moe_lost
- * [protocol]. */
+/* Ranks that are killed or stopped inside their kernels, by each protocol, and as an
+ * exchange is made and updated: moe_lost [protocol]. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -23,9 +23,14 @@
  * In a second job one block sends rows for longer than a process takes to die: the last
  * rank is killed until some of its rows have come and some have not, each time earlier
  * or later in its step as the time before showed.
+ *
+ * In the last job it is killed before its part in the creation, which the others have
+ * begun, and after its part in an update's first half: the others count on it in their
+ * next step, which says so and waits for nothing. Graphs that were captured when it had
+ * no memory yet take the new process.
  */
 enum { KILLS = 3, TRIES = 8, LIMIT_S = 120, TIMEOUT_US = 300000, SLACK_US = 300000 };
-enum { EARLIER_US = 2000 };
+enum { EARLIER_US = 2000, DEATH_US = 20000 };
 static const double kill_at[KILLS] = {0.5, 0, 0.08}; /* of a step; death takes ms */
 
 /* What a rank asks of the parent. */
@@ -95,18 +100,22 @@ static void whole(uint32_t number)
     public_compare(&c, self.ranks);
 }
 
+static void ask_after(int signal, int delay_us)
+{
+    shared->delay_us = delay_us;
+    atomic_store(&shared->signal, signal);
+}
+
 static void ask(int signal, double at)
 {
-    shared->delay_us = (int)(step_s * at * 1e6);
-    atomic_store(&shared->signal, signal);
+    ask_after(signal, (int)(step_s * at * 1e6));
 }
 
 /* As long after the launch as asked for, or before it. */
 static void ask_to_be_killed(void)
 {
     const int after = atomic_load(&shared->after_us);
-    shared->delay_us = after > 0 ? after : 0;
-    atomic_store(&shared->signal, SIGKILL);
+    ask_after(SIGKILL, after > 0 ? after : 0);
     if (after < 0)
         usleep((useconds_t)-after);
 }
@@ -198,6 +207,13 @@ static void check_lost(const struct gpu_case *c, double took)
 
 /* ------------------------------------------------------------------------------ lives */
 
+static void replaced(void)
+{
+    const int32_t last = (int32_t)self.last;
+    OK(hdl_group_admit(self.group, &last, 1, 60000000, NULL));
+    OK(hdl_moe_update(self.moe, NULL, NULL));
+}
+
 static void killed(int number)
 {
     struct gpu_case c = case_of((uint32_t)number * 100 + 50);
@@ -219,9 +235,7 @@ static void killed(int number)
     fill(&c, self.last);
     CHECK(launch() * 1e6 < 2 * TIMEOUT_US + SLACK_US);
     public_compare(&c, self.last);
-    const int32_t last = (int32_t)self.last;
-    OK(hdl_group_admit(self.group, &last, 1, 60000000, NULL));
-    OK(hdl_moe_update(self.moe, NULL, NULL));
+    replaced();
 }
 
 static void stopped(void)
@@ -264,7 +278,8 @@ static int run(bool joins)
 {
     const struct gpu_case first = case_of(0);
     int kills = joins ? atomic_load(&shared->kills) : 0;
-    public_open(&first.opts, joins);
+    public_join(joins);
+    public_open(&first.opts);
     graph = public_capture(&first, TIMEOUT_US);
     for (;; kills++) {
         for (uint32_t i = 0; i < (slow ? 1 : 2); i++)
@@ -277,6 +292,68 @@ static int run(bool joins)
         stopped();
         whole(9002);
     }
+    self.cu->graph_exec_destroy(graph);
+    return public_close();
+}
+
+/* ---------------------------------------------------------------- creation and update */
+
+/* The last rank was lost in the creation or update that the others come from. */
+static void counted_on(uint32_t number)
+{
+    struct gpu_case c = case_of(number);
+    struct hdl_moe_state before = {.size = sizeof(before)},
+                         after = {.size = sizeof(after)};
+    int32_t active[MOE_GPU_MAX_RANKS];
+    fill(&c, self.ranks);
+    OK(hdl_moe_status(self.moe, &before));
+    public_meet();
+    CHECK(launch() * 1e6 < TIMEOUT_US);
+    public_get_active(active);
+    CHECK(active[self.last] == 0);
+    OK(hdl_moe_status(self.moe, &after));
+    CHECK(after.incomplete_calls == before.incomplete_calls + 2);
+    public_compare(&c, self.last);
+}
+
+/* Its kernels wait for the others, and its update for these before it offers memory. */
+static void die_in_update(void)
+{
+    struct gpu_case c = case_of(150);
+    fill(&c, self.ranks);
+    CHECK(!self.cu->graph_launch(graph, self.r->stream));
+    ask_after(SIGKILL, TIMEOUT_US / 3);
+    OK(hdl_moe_update(self.moe, NULL, NULL));
+    public_fail(__FILE__, __LINE__, "the update went on");
+}
+
+static int run_linked(bool joins)
+{
+    const struct gpu_case first = case_of(0);
+    const int kills = joins ? atomic_load(&shared->kills) : 0;
+    public_join(joins);
+    if (kills == 0)
+        public_meet();
+    if (kills == 0 && self.rank == self.last) {
+        ask_after(SIGKILL, DEATH_US);
+        for (;;)
+            pause();
+    }
+    public_open(&first.opts);
+    graph = public_capture(&first, TIMEOUT_US);
+    if (kills == 0) {
+        counted_on(50);
+        replaced();
+    }
+    if (kills <= 1) {
+        whole(100);
+        if (self.rank == self.last)
+            die_in_update();
+        OK(hdl_moe_update(self.moe, NULL, NULL));
+        counted_on(151);
+        replaced();
+    }
+    whole(200);
     self.cu->graph_exec_destroy(graph);
     return public_close();
 }
@@ -303,7 +380,7 @@ static bool serve(pid_t last)
 }
 
 /* Ranks that were wrong. */
-static int run_job(int gpus)
+static int run_job(int gpus, int (*run_rank)(bool joins))
 {
     const uint32_t ranks = public_job(gpus), last = ranks - 1;
     pid_t children[8];
@@ -311,11 +388,11 @@ static int run_job(int gpus)
     int bad = 0, status;
     memset(shared, 0, sizeof(*shared));
     for (uint32_t r = 0; r < ranks; r++)
-        children[r] = public_start(r, ranks, gpus, LIMIT_S, run, false);
+        children[r] = public_start(r, ranks, gpus, LIMIT_S, run_rank, false);
     while (ended < ranks) {
         if (serve(children[last])) {
             waitpid(children[last], &status, 0);
-            children[last] = public_start(last, ranks, gpus, LIMIT_S, run, true);
+            children[last] = public_start(last, ranks, gpus, LIMIT_S, run_rank, true);
         }
         if (waitpid(-1, &status, WNOHANG) > 0) {
             ended++;
@@ -345,12 +422,16 @@ int main(int argc, char **argv)
             continue;
         for (int i = 0; i < 2; i++) {
             slow = i;
-            const int wrong = run_job(gpus);
+            const int wrong = run_job(gpus, run);
             printf("lost inside kernels, protocol %d: %d ranks wrong%s\n", (int)protocol,
                    wrong, slow && !shared->parted ? ", no rows were parted" : "");
             fflush(stdout);
             bad += wrong || (slow && !shared->parted);
         }
     }
-    return bad != 0;
+    slow = false;
+    protocol = only;
+    const int wrong = run_job(gpus, run_linked);
+    printf("lost in creation and update: %d ranks wrong\n", wrong);
+    return bad || wrong;
 }

@@ -125,7 +125,7 @@ void public_compare(const struct gpu_case *c, uint32_t without)
 
 /* ------------------------------------------------------------------------- processes */
 
-void public_open(const struct hdl_moe_opts *opts, bool joins)
+void public_join(bool joins)
 {
     struct hdl_group_opts g = {
         .size = sizeof(g), .join = joins, .rank = (int32_t)self.rank};
@@ -133,6 +133,10 @@ void public_open(const struct hdl_moe_opts *opts, bool joins)
     OK(hdl_group_create(self.context, &g, &self.group));
     if (joins)
         OK(hdl_group_join(self.group, 60000000, NULL));
+}
+
+void public_open(const struct hdl_moe_opts *opts)
+{
     OK(hdl_moe_create(self.group, opts, &self.moe));
     self.w = calloc(1, sizeof(*self.w));
     self.w->apart = true;

@@ -65,8 +65,10 @@ void public_fill(const struct gpu_case *c, uint32_t without);
 /* Fetches and compares what the oracle expects of a step without it. */
 void public_compare(const struct gpu_case *c, uint32_t without);
 
-/* Joins the job and makes the exchange. */
-void public_open(const struct hdl_moe_opts *opts, bool joins);
+/* Becomes a member of the job's group. */
+void public_join(bool joins);
+/* Makes the exchange. */
+void public_open(const struct hdl_moe_opts *opts);
 /* 0 if all was right. */
 int public_close(void);
 
