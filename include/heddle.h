@@ -508,13 +508,13 @@ hdl_scatterv(struct hdl_group *group, const void *src, const size_t *counts,
 /*
  * Ordered per pair and tag (tag >= 0); independent of collectives and of views. A send
  * may finish before its receive is posted (the message is then in the library's memory).
- * HDL_EINVAL at the receiver if the lengths differ, at the sender unless it had
- * completed.
+ * Lengths that differ: HDL_EINVAL at the receiver, at the sender unless it had completed.
  */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_send(struct hdl_group *group, const void *src, size_t count, enum hdl_dtype dtype,
          int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);
-/* peer: or HDL_ANY_SOURCE (HDL_EPEER once alone), tag: or HDL_ANY_TAG (hdl_op_source). */
+/* peer may be HDL_ANY_SOURCE (HDL_EPEER: no other rank is left), tag HDL_ANY_TAG:
+ * hdl_op_source says what came. */
 HDL_API HDL_MUST_CHECK enum hdl_status
 hdl_recv(struct hdl_group *group, void *dst, size_t count, enum hdl_dtype dtype,
          int32_t peer, int32_t tag, const struct hdl_call *call, struct hdl_op **op);
