@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import statistics
 import time
 from typing import Any
@@ -43,7 +44,8 @@ def rank_main(port: int, rank: int, life: int, kills: int, pipe: int) -> None:
     done = torch.zeros(1, dtype=torch.int64)
     if life > 0:
         pg.join_group(group)
-        assert one(group, rank)[0] == TOTAL
+    assert one(group, rank)[0] == TOTAL  # who is lost before takes the group's creation along
+    if life > 0:
         say(pipe, what="replaced", seconds=time.monotonic() - begin)
         dist.broadcast(done, 0)
     while done.item() < kills:
@@ -84,9 +86,8 @@ class Lines:
                 self.seen.append(json.loads(line))
                 if self.seen[-1]["what"] == "ready":
                     return
-            data = os.read(self._pipe, 4096)
-            assert data, "all ranks are gone"
-            self._rest += data
+            assert select.select([self._pipe], [], [], 60)[0], "rank 0 was not ready within 60 s"
+            self._rest += os.read(self._pipe, 4096)
 
     def rest(self) -> None:
         os.set_blocking(self._pipe, False)
