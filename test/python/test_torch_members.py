@@ -561,10 +561,12 @@ def stopped(port: int, rank: int, at_once: bool) -> str:
                 work.wait()
                 hints.append(pg.get_failed_ranks_hint(work).tolist())
                 assert pg.get_local_success(work) == (hints[-1] == [0, 0])
+                # What rank 0 gave while this one was stopped may end it before the news comes.
+                assert hints[-1] == [0, 1] or t.tolist() == [2.0] * 4
         except RuntimeError as error:
             assert "FENCED" in str(error)
             break
-    assert at_once or hints == [[0, 1]]
+    assert at_once or (len(hints) <= 2 and [0, 1] not in hints[:-1])
     pg.join_group(group)
     assert total(group, 1)[0] == 2
     end_together(port, 2)
