@@ -54,13 +54,18 @@ static int run_rank(struct perf_job *job, int (*run)(void *user), void *user)
     return code;
 }
 
+int64_t perf_job_ranks(const struct perf_job *job)
+{
+    return job->ranks > 0 ? job->ranks : 2;
+}
+
 int perf_job_run(struct perf_job *job, int argc, char **argv, int (*run)(void *user),
                  void *user)
 {
     if (launch_is_rank())
         return run_rank(job, run, user);
     struct launch launch = {
-        .ranks = job->ranks > 0 ? job->ranks : 2,
+        .ranks = perf_job_ranks(job),
         .hosts = job->hosts,
         .timeout_us = job->timeout_us,
         .grace_us = 5000000,

@@ -24,6 +24,8 @@ struct perf_times {
     double min_us, p50_us, p99_us;
 };
 
+/* How many ranks it starts. */
+int64_t perf_job_ranks(const struct perf_job *job);
 /* As a rank of a launcher: joins, calls run(user), leaves. Else starts the ranks. Returns
  * the exit code. */
 int perf_job_run(struct perf_job *job, int argc, char **argv, int (*run)(void *user),

@@ -427,7 +427,7 @@ static int start(struct perf_moe *p, int argc, char **argv, int first)
     if (first + 1 != argc || tool_choice(OPERATIONS, argv[first]) < 0)
         return tool_usage_error("perf takes one operation: " OPERATIONS);
     p->op = argv[first];
-    if (!launch_is_rank() && !fits(p, p->job.ranks > 0 ? p->job.ranks : 2))
+    if (!launch_is_rank() && !fits(p, perf_job_ranks(&p->job)))
         return TOOL_USAGE;
     return perf_job_run(&p->job, argc, argv, run_all, p);
 }
